@@ -5,7 +5,7 @@ python benchmarks/checkpoint_blocking.py [--steps 5] [--every 2]    writes resul
 It exits with 1 where a save, or the copies of a step, block 3% of a step or more.
 
 Saves are those of one process. They go to `--out`, and from a local stage to a storage: `file://`, which is written as an object store is.
-Copies in memory are those of two ranks of FSDP2, each under a torchrun of its own as on two nodes, and happen in every step.
+Copies in memory are those of two ranks of FSDP2, each under its own torchrun as on two nodes, and happen in every step.
 """
 
 from __future__ import annotations

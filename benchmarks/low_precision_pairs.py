@@ -58,7 +58,7 @@ On a GPU the products are torch's scaled matmul; on a CPU they are fp32 products
 run everywhere. Linears with the same input share its 8-bit copy, which is kept for the weight gradients with its scales, in place of the
 input. If another operation keeps the input in 16 bits anyway (attention its output, the router its tokens), or if two calls read it (the
 down projections of latent attention), the input itself is kept once and quantised again in backward. The same holds for a norm that layers
-share (`model.parallel_layers`): each keeps a copy of its own, unless one of them keeps the norm in 16 bits. A weight is gathered in 16
+share (`model.parallel_layers`): each keeps its own copy, unless one of them keeps the norm in 16 bits. A weight is gathered in 16
 bits, and its 8-bit copy exists while one product runs, unless `param_gather` gathers it packed. Under TP tokens are gathered in 16 bits in
 forward, and as 8-bit copies in backward. Widths that are not multiples of 16 are padded inside the products.
 

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Count and print, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("path", nargs="?", help="a plan or a spec")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a value of the spec in place of its own")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a value that replaces the spec's")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--write", action="store_true", help="write docs/reference/roofline.md")
     given = parser.parse_args(arguments)

@@ -81,7 +81,7 @@ def main() -> None:
 
 def first_rows(names: list[str], output: str | None) -> None:
     """Start a search of each model on each number of devices, and print the CPU seconds until its first row."""
-    from models_page import MODELS  # noqa: PLC0415 (a script, with imports of its own)
+    from models_page import MODELS  # noqa: PLC0415 (a script, with its own imports)
 
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

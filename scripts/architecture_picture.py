@@ -60,7 +60,7 @@ ARROWS = (
 
 
 def picture() -> str:
-    """The SVG: boxes over arrows, no script, no font of its own."""
+    """The SVG: boxes over arrows, no script, no embedded font."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" role="img">',
         "<title>From a spec to a plan, and from a plan to a run</title>",

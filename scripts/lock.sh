@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes locks/: constraints.txt's versions with the hashes of their files, for every platform and Python; to be run when either changes.
 #   scripts/lock.sh
-# torch has files of its own, because its two builds need different Tritons: torch-cpu.txt names the wheels whose hashes were recorded, torch.txt is
+# torch has its own files, because its two builds need different Tritons: torch-cpu.txt names the wheels whose hashes were recorded, torch.txt is
 # the registry's build with what it depends on.
 set -euo pipefail
 cd "$(dirname "$0")/.."

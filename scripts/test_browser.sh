@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The report page in a headless Chromium, in an environment of its own: Debian's Chromium, driven by Playwright from PyPI.
+# The report page in a headless Chromium, in its own environment: Debian's Chromium, driven by Playwright from PyPI.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=.venv-browser

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checkpoints in moto's S3 server on loopback, in an environment of its own (scripts/storage_env.sh).
+# Checkpoints in moto's S3 server on loopback, in its own environment (scripts/storage_env.sh).
 #   scripts/test_s3.sh [PYTEST ARGUMENTS]
 set -euo pipefail
 cd "$(dirname "$0")/.."

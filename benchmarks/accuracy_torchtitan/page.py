@@ -120,7 +120,7 @@ the version of October 2025 checkpoints attention and experts separately (`host.
 DeepSeek-V3 are +5.2 and +4.1 %.
 
 Worst first; *reserved* is the published peak above live tensors and pools, *fitted* whether the percentage is from the row. The time of a
-step has [a page of its own](accuracy-time.md), with many of the same rows.
+step has [a separate page](accuracy-time.md), with many of the same rows.
 
 | Run | Source | Published GiB | Estimate GiB | Error % | Reserved % | Peak at | Fitted |
 |---|---|---|---|---|---|---|---|

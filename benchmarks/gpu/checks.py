@@ -124,7 +124,7 @@ def check(case: KernelCase, num_tokens: int, device: str, dtype: torch.dtype) ->
 
 
 def check_case(case: KernelCase, emit: Emit, device: str, *, small: bool = False) -> None:
-    """Every size, each a line of its own; one that fails does not stop the next. At last the full size once, which compiles its kernels.
+    """Every size, each a separate line; one that fails does not stop the next. At last the full size once, which compiles its kernels.
 
     On a CPU plain torch: the interpreter would take minutes, and the kernel checks have it.
     """

@@ -99,7 +99,7 @@ LINES = (
         "a spec of `benchmarks/gpu/specs` with `host.kernels: reference`",
     ),
     Line(
-        "Optimizer state in host memory: page-locking, copies in a stream of their own during the update, values bitwise those without it"
+        "Optimizer state in host memory: page-locking, copies in a separate stream during the update, values bitwise those without it"
         " (they are in tests on a CPU), bytes, and the time of an update",
         "",
         "a spec of `benchmarks/gpu/specs` with `host.optimizer_offload: 1.0`",

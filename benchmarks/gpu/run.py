@@ -1,4 +1,4 @@
-r"""Everything that needs a GPU, in one command: checks, times, training and memory, each job in a process of its own.
+r"""Everything that needs a GPU, in one command: checks, times, training and memory, each job in its own process.
 
 python benchmarks/gpu/run.py [--seconds 600] [--out DIR] [--resume DIR] [--only checks,times,train,memory] [--match REGEX]
 python benchmarks/gpu/run.py --only tune                      launch options of kernels: OUT/tuned/DEVICE.json, and the package's own file
@@ -7,7 +7,7 @@ python benchmarks/gpu/run.py --explain NAME                  one plan: blocks al
 
 Jobs run in the order of `jobs.py`, cheap and important ones first, until the time is up. Each writes lines of JSON to DIR/results.jsonl as
 soon as it knows them, and has a deadline; one that fails, hangs, crashes or writes nonsense is a line that says so, and the next one runs.
-What found no time is listed as not run. `--resume DIR` runs what DIR has not: first what was never started, then what failed. The result
+What found no time is listed as not run. `--resume DIR` runs jobs that DIR lacks: first never started ones, then failed ones. The result
 goes to DIR unless `--out` names another folder, for a machine that hands back only what it wrote. `page.py DIR` turns it into tables.
 
 torch and megarun are loaded once, without CUDA; every job is a fork of that process. Exits 1 if a job failed or was not run, 2 without a

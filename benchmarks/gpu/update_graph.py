@@ -2,7 +2,7 @@ r"""Plans trained with the update as a CUDA graph and without: steps, losses bit
 
 python benchmarks/gpu/update_graph.py [--steps 6] [--graphs none,microbatch,step] [--out FILE] [NAME ...]
 
-Names are files of `specs/`; without a GPU those of small plans, whose steps are eager with every value. Each run is a process of its own.
+Names are files of `specs/`; without a GPU those of small plans, whose steps are eager with every value. Each run is a separate process.
 Exits 1 if a run failed, or if its losses are not those of the first value.
 """
 
@@ -40,7 +40,7 @@ def _send(sender: Any, found: dict[str, Any]) -> None:
 
 
 def trained(name: str, graphs: str, num_steps: int) -> dict[str, Any] | None:
-    """The findings of a run in a process of its own; None if it failed."""
+    """The findings of a run in its own process; None if it failed."""
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=train, args=(name, graphs, num_steps, sender))

@@ -1,4 +1,4 @@
-"""A job in a process of its own, forked from one that has torch loaded and no CUDA; its lines come back through a pipe."""
+"""A job in its own process, forked from one that has torch loaded and no CUDA; its lines come back through a pipe."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _run(job: Job, log: Path, write: int, read: int) -> None:
             os.dup2(output, number)
         job.run(lambda line: _write(write, line))
         status = 0
-    except BaseException as failure:  # its own process: whatever ends it is said, and ends nothing else
+    except BaseException as failure:  # its own process: the cause of its end is reported, and ends nothing else
         traceback.print_exc()
         _write(write, {"failed": said(failure)})
         status = 1
@@ -135,7 +135,7 @@ def _write(pipe: int, line: dict[str, Any]) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The value with text for numbers that JSON has not."""
+    """The value with text for numbers that JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Examinations in processes of their own, forked from one server that has loaded torch once; one that takes too long is ended."""
+"""Examinations in their own processes, forked from one server that has loaded torch once; one that takes too long is ended."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _state_resharding(seed: int, draw: Draw, document: dict[str, Any]) -> None:
 
 
 def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw]) -> dict[str, Any]:
-    """A spec of megarun or Megatron-Core; each section has a stream of its own."""
+    """A spec of megarun or Megatron-Core; each section has its own stream."""
     whole = stream("host")
     megatron = scope is Scope.ANY and whole.chance(MEGATRON_SHARE)
     gpt = megatron and whole.chance(0.4)
@@ -223,7 +223,7 @@ def _add_controls(draw: Draw, sections: dict[str, Any]) -> None:
 
 
 def _add_whole_stages(draw: Draw, document: dict[str, Any]) -> None:
-    """Make stages the units of FSDP2 in some plans whose layers have no mesh or dtype of their own."""
+    """Make stages the units of FSDP2 in some plans whose layers have no separate mesh or dtype."""
     mesh, sharding = document["mesh"], document.get("sharding", {})
     own = "moe" in document["model"] and any(mesh.get(axis, 1) > 1 for axis in ("cp", "tp", "ep", "etp"))
     own |= "families" in document.get("precision", {}) or "lora" in document or document.get("host", {}).get("name", "megarun") != "megarun"

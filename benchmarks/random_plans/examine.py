@@ -80,7 +80,7 @@ class _Found:
 
 
 def examine(document: dict[str, Any], wanted: str | None = None) -> Verdict:
-    """Split, estimate and trace a spec; to be called in a process of its own, which has no process group.
+    """Split, estimate and trace a spec; to be called in its own process, which has no process group.
 
     Args:
         document: Plain values of a spec.

@@ -1,4 +1,4 @@
-"""Families and kinds that came after the first five, in a stream of their own, so that their coming changes no other draw."""
+"""Families and kinds that came after the first five, in their own stream, so that their coming changes no other draw."""
 
 from __future__ import annotations
 

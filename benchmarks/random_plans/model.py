@@ -284,7 +284,7 @@ PLATFORM_SHARE, RELATIONS_SHARE = 0.1, 0.12
 
 
 def add_later_features(stream: Callable[[str], Draw], model: dict[str, Any], shape: Shape) -> None:
-    """Features that plans of megarun did not always have, each in a stream of its own."""
+    """Features that plans of megarun did not always have, each in its own stream."""
     draw = stream("platform")
     if shape.scope is Scope.RUNTIME and draw.chance(PLATFORM_SHARE):
         section = {"num_categories": draw.randint(5, 60), "bottleneck": draw.wide(4, min(200, shape.size.width))}

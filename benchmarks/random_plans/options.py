@@ -1,4 +1,4 @@
-"""Options of blocks that imported models have: norms and their places, biases, gates. A draw of their own, after all others.
+"""Options of blocks that imported models have: norms and their places, biases, gates. A separate draw, after all others.
 
 Of plans for the runtime those that megarun builds alone; of others few, since a plan with one that it does not build is not traced.
 """
@@ -102,7 +102,7 @@ _SECTIONS = {"attention": _attention, "mamba": _mamba, "moe": _experts, "mlp": _
 
 
 def add_values(stream: Callable[[str], Draw], model: dict[str, Any], cuts: Collection[int], *, towers: bool, parted: bool) -> None:
-    """Routing, factors, caps and blocks of prediction depths of a drawn model, each of a stream of its own.
+    """Routing, factors, caps and blocks of prediction depths of a drawn model, each of its own stream.
 
     `parted` is true if cuts may part a choice of keys from its readers.
     """
@@ -144,7 +144,7 @@ SCORES_SHARE = 0.2
 
 
 def add_scores(draw: Draw, model: dict[str, Any], scales: Draw, *, megatron: bool) -> None:
-    """Scaled rotary frequencies and scores of the attention of a drawn model, whatever its host; constants, of a stream of their own."""
+    """Scaled rotary frequencies and scores of the attention of a drawn model, whatever its host; constants, of their own stream."""
     if "attention" in model:
         draw.maybe(model["attention"], SCORES_SHARE, rope_scaling=lambda: _scaling(draw))
         draw.maybe(model["attention"], SCORES_SHARE, softmax_scale=lambda: draw.choice([0.05, 0.125, 0.5]))
@@ -187,7 +187,7 @@ def _scaling(draw: Draw) -> dict[str, Any]:
 
 
 LAYER_SKEW_SHARE = 0.2
-"""Share of models with experts whose layers have skews of their own."""
+"""Share of models with experts whose layers have their own skews."""
 SCALES_SHARE = 0.04
 
 
@@ -363,7 +363,7 @@ def _switches(draw: Draw, host: dict[str, Any], letters: str) -> None:
     inputs = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"]
     draw.maybe(host, 0.35, offload_modules=lambda: draw.sample(inputs, draw.randint(1, 3)))
     draw.maybe(host, 0.2, delayed_wgrad=True, fsdp_double_buffer=True)
-    others = Draw(f"{letters} {host}")  # a stream of their own, which moves nothing that is drawn later
+    others = Draw(f"{letters} {host}")  # their own stream, which moves nothing that is drawn later
     others.maybe(host, 0.2, fsdp_max_pool=True, fsdp_persistent_buffers=True, fsdp_keeps_transposes=True)
     draw.maybe(host, 0.2, offloaded_layers=lambda: draw.choice([1, 2]), fsdp_unit_elements=lambda: draw.choice([10**6, 10**9]))
     draw.maybe(host, 0.2, deferred_head_microbatches=lambda: draw.choice([1, 4]))

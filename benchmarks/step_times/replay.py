@@ -3,7 +3,7 @@
 python benchmarks/step_times/replay.py ROWS.json [--json OUT]
 
 Each row becomes a spec, is timed as users' specs are, and is printed with its error, worst first. A row that cannot be timed is named with
-its reason; what a row does not state is taken from `DEFAULTS`, which is said once. Needs neither numpy nor scipy.
+its reason; what a row does not state is taken from `DEFAULTS`, which is reported once. Needs neither numpy nor scipy.
 """
 
 from __future__ import annotations

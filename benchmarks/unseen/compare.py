@@ -116,7 +116,7 @@ def compared(rows: Iterable[Row]) -> list[Compared]:
 
 
 def outside(found: Iterable[Compared]) -> list[Compared]:
-    """Timed runs of the tuning half outside the fitted combinations; steps of megarun's own model have an interval of their own."""
+    """Timed runs of the tuning half outside the fitted combinations; steps of megarun's own model have their own interval."""
     return [one for one in found if not one.row["held"] and one.time is not None and one.time.missing]
 
 

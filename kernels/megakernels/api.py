@@ -1,4 +1,4 @@
-"""The public operations; `megakernels` hands them on."""
+"""The public operations; `megakernels` exports them."""
 
 from megakernels._common.device import use_kernels
 from megakernels._common.numerics import accumulator_dtype

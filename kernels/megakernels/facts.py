@@ -60,7 +60,7 @@ class Work:
         recomputed: Part of `input_grad` that repeats forward work, because its result is not kept.
         moved_forward: Activation bytes that the forward pass reads and writes.
         moved_input: Activation bytes of the gradient with respect to activations.
-        moved_weight: Activation bytes of a weight gradient that is a product of its own.
+        moved_weight: Activation bytes of a weight gradient that is a separate product.
     """
 
     forward: int = 0
@@ -88,7 +88,7 @@ class Work:
         )
 
     def share(self, parts: int) -> Work:
-        """One of several equal parts of it, rounded down."""
+        """The work of one of several equal parts, rounded down."""
         return self if parts == 1 else Work(*(each // parts for each in astuple(self)))
 
     def __mul__(self, times: int) -> Work:
@@ -104,7 +104,7 @@ class Work:
 
 
 class KindWork(NamedTuple):
-    """The kernels of one kind in a pass: those that reach the same share of their counted floor.
+    """The kernels of one kind in a pass: kernels that reach the same share of their counted lower bound.
 
     Attributes:
         kind: Name of the kind, as in a device's measured constants.
@@ -202,7 +202,7 @@ class Facts(Protocol):
     """The passes of an operation's implementations, which the cost model prices."""
 
     def kernels(self, work: Work, tokens: int) -> Passes | None:
-        """Both passes by Triton kernels; None where the kernels do not take the sizes.
+        """Both passes by Triton kernels; None if the kernels do not support the sizes.
 
         Args:
             work: Ideal work of the operation, per token.
@@ -237,7 +237,7 @@ class PlainPass(NamedTuple):
     Attributes:
         percent: Percentage of the ideal bytes.
         element_bytes: Bytes moved for each element of an intermediate that the ideal pass does not have.
-        launches: Number of kernels, of each turn of its loop.
+        launches: Number of kernels, in each iteration of its loop.
     """
 
     percent: int
@@ -320,7 +320,7 @@ class FixedRatios(NamedTuple):
 
 
 def ideal_passes(work: Work, tokens: int) -> Passes:
-    """Both passes as one kernel each that is ideal."""
+    """Both passes, each as one ideal kernel."""
     (moved, flops), (moved_back, flops_back) = ideal(work, tokens)
     return Pass(moved, flops, 1), Pass(moved_back, flops_back, 1)
 

@@ -1,6 +1,6 @@
 """Optional packages of CUDA kernels by other authors, which a plan may name and a machine may have; needs no torch.
 
-Their internal functions are called, and what they hold inside is a fact here, so each is known in one version.
+Their internal functions are called, and their internal memory is a fact here, so each is supported in one version only.
 """
 
 from __future__ import annotations

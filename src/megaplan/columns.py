@@ -28,7 +28,7 @@ class Column(StrEnum):
 
 
 class Phase(StrEnum):
-    """The five phases whose own peaks make a rank's peak."""
+    """The five phases; a rank's peak is the largest of their peaks."""
 
     INIT = "init"
     FIRST_FORWARD_BACKWARD = "first_forward_backward"

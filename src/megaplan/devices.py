@@ -125,7 +125,7 @@ def named_device(name: str, option: str) -> str:
         option: The option with the character before its value: `--device `.
 
     Raises:
-        MegaplanError: MP504, the data file has none; the hints are the same option.
+        MegaplanError: MP504, the data file lacks the device; the hints are for this option.
     """
     known = canonical_name(name)
     if known not in _data():

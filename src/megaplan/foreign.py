@@ -74,7 +74,7 @@ def one_line(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """The text as a part of one line of Markdown: no HTML, no link, no image, no line of its own."""
+    """The text as a part of one line of Markdown: no HTML, no link, no image, no line break."""
     return re.sub("[&<>]", lambda found: _MARKUP[found[0]], one_line(text)).replace("](", "]\\(")
 
 

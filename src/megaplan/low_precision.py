@@ -21,7 +21,7 @@ FORMATS = {
 }
 """Number formats. hybrid: e4m3 forward and e5m2 for gradients; 4 bits have one format."""
 EMULATED = frozenset({"mxfp8", "nvfp4", "fp8_blockwise"})
-"""Recipes whose products megarun makes in fp32, of the values that their operands represent."""
+"""Recipes whose products megarun computes in fp32 from the quantised values."""
 SCALINGS = {"fp8_delayed": "delayed", "fp8_current": "tensor", "fp8_rowwise": "rows", **{name: name for name in sorted(EMULATED)}}
 """Scaling of a recipe's operands, as the operations of `megakernels` name it."""
 GENERATIONS = {

@@ -16,7 +16,7 @@ from megaplan.units import format_bytes
 Row: TypeAlias = "dict[str, Any]"
 """Values of a table's row by the names of its columns."""
 MOST_ROWS, MOST_ACROSS = 24, 8
-"""Rows that a table for notebooks shows: below each other, and next to each other where they have many cells. The rest is counted."""
+"""Rows that a table for notebooks shows: below each other, or side by side if they have many cells. The rest is counted."""
 WIDE = 8
 """Cells from which on the rows of a table are next to each other."""
 
@@ -97,7 +97,7 @@ def verdict_text(fits: bool, peak_bytes: int, headroom_bytes: int, where: str = 
 
 
 def html_table(rows: Sequence[Row]) -> str:
-    """A table of rows; names and texts are escaped. Columns in which no row has a value are left out."""
+    """A table of rows; names and texts are escaped. Columns in which no row has a value are omitted."""
     if not rows:
         return ""
     names = [name for name in rows[0] if any(row.get(name) not in (0, None, "") for row in rows)]
@@ -117,7 +117,7 @@ def html_table(rows: Sequence[Row]) -> str:
 
 
 def _joined(lines: Iterable[list[str]]) -> list[list[str]]:
-    """Lines that differ in the first cell alone, as ranks with nearly equal memory do, are one."""
+    """Lines that differ only in the first cell, such as ranks with nearly equal memory, are merged."""
     found: dict[tuple[str, ...], list[str]] = {}
     for first, *others in lines:
         found.setdefault(tuple(others), []).append(first)

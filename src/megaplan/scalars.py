@@ -61,14 +61,14 @@ class Section(BaseModel):
 
     @classmethod
     def plain(cls) -> Self:
-        """The section of an empty mapping, made without a validator of its own, whose building takes milliseconds."""
+        """The section of an empty mapping, made without building its validator, which takes milliseconds."""
         return cast("Self", cls.model_construct(set()))
 
 
 class OptionsSection(Section):
-    """A section whose optional keys are written only where they are given, so that a new one changes no plan's digest.
+    """A section whose optional keys are written only if given, so that a new key changes no plan's digest.
 
-    `options` names them; `megaplan.spec.settings` lists those that a spec sets, for everything that cannot build them.
+    `options` names them; `megaplan.spec.settings` lists the keys that a spec sets, for code that cannot build sections.
     """
 
     options: ClassVar[frozenset[str]] = frozenset()

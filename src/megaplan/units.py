@@ -142,7 +142,7 @@ def parse_bandwidth(text: str) -> int:
 
 
 def _quantity(text: str, units: Mapping[str, float], example: str) -> tuple[str, str]:
-    """Number and unit of a text; a unit is found whatever the case of its letters, where that names one."""
+    """Number and unit of a text; units are case-insensitive if that is unambiguous."""
     match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_SIZE_TEXT else None
     if match is None:
         raise ValueError(f"{text[:_MAX_SIZE_TEXT]!r} is not a quantity; write one like {example}")

@@ -1,4 +1,4 @@
-"""The PyTorch runtime that trains exactly what a megaplan plan says.
+"""The PyTorch runtime that trains a megaplan plan exactly.
 
     import megarun
 

@@ -16,7 +16,7 @@ def end(number: int, _: FrameType | None) -> None:
 
 def main() -> None:
     """Run the command of the process and exit."""
-    # before the imports, which take seconds; `nohup` and `&` ignore SIGHUP and SIGINT, of which training takes over the latter
+    # before the imports, which take seconds; `nohup` ignores SIGHUP and `&` ignores SIGINT; training handles SIGINT again
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)

@@ -64,7 +64,7 @@ def prepare_run(
 
     Args:
         planned: The plan's job, and the plan as checkpoints keep it.
-        plans: The plans of which it is one, and the run's folder: a new one, or one of a run that is resumed.
+        plans: The plans of an elastic job, and the run's folder, new or of a resumed run.
         data: Token files, as `--data` names them.
         command: Command line after `megarun`, for hints.
         steps: Optimizer steps; None: the plan's `training.steps`.
@@ -72,7 +72,7 @@ def prepare_run(
         evaluation: Settings of evaluation.
         viewers: Other places of the metrics.
         compiled: torch.compile each block.
-        elastic: The plan was chosen for the processes; there may be spare ones.
+        elastic: True if the plan was chosen by the number of processes; some may be spare.
 
     Raises:
         MegaplanError: The plan has something that megarun does not build, the number of processes is wrong, or the token files do not fit.
@@ -150,15 +150,15 @@ def train(
     Args:
         plan: A plan file, or a plan: `megaplan.split(...).plan`.
         data: A token file; several as `FILE=WEIGHT` texts, or as a mapping from file to integer weight.
-        out: A new folder, or that of the run to resume; the metrics of every step are in its `metrics.jsonl`.
+        out: A new folder, or the folder of the run to resume; the metrics of every step are in its `metrics.jsonl`.
         steps: Optimizer steps, instead of the plan's `training.steps`.
         seed: Seed of parameters and data, instead of the plan's `training.seed`.
         save_every: Optimizer steps between checkpoints; 0: only when a signal stops the run.
         keep: Checkpoints to leave, the newest; at least 2.
-        resume: `auto` (the newest whole checkpoint of `out`), `never`, or a checkpoint's folder.
+        resume: `auto` (the newest complete checkpoint of `out`), `never`, or a checkpoint's folder.
         checkpoint_url: Storage that keeps the checkpoints instead of `out`, such as `s3://bucket/run`; needs `megaplan[s3]`.
         weights_only: Take parameters alone, and start at step 0.
-        other_data: Resume although `data` is not what the checkpoint names.
+        other_data: True to resume although `data` differs from the checkpoint's.
         memory_copies: Keep each rank's last states in the memory of two nodes, for restarts by torchrun.
         check_replicas: Steps between two comparisons of the ranks' copies of state; 0: none.
         eval_data: A held-out token file to evaluate on.
@@ -167,7 +167,7 @@ def train(
         eval_batches: Global batches of an evaluation; all that there are.
         tensorboard: Write the metrics for TensorBoard too.
         wandb: Project of Weights & Biases that gets the metrics too.
-        compile: torch.compile each block; memory is then not the plan's.
+        compile: True to torch.compile each block; memory then differs from the plan's.
         compile_jobs: Processes that compile the plan's kernels before the first step; None: one a CPU, 0: none.
         start_timeout: Seconds to wait for every process of the job.
         first_step_timeout: Seconds that a rank may take for the first step, for a save and for an evaluation, until the job ends.

@@ -1,7 +1,7 @@
-"""Reading files that another process wrote, and writing those of a run.
+"""Reading files that another process wrote, and writing files of a run.
 
-Only regular files are read, and no more than a bound; in a storage, objects are as regular files. No link inside a run's folder is followed
-for writing: who can write there could point it at any file of the user.
+Only regular files are read, and no more than a bound; in a storage, objects count as regular files. No link inside a run's folder is
+followed for writing: who can write there could point it at any file of the user.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def again(read: Callable[[], _Result]) -> _Result:
 def open_regular(path: AnyPath) -> BinaryIO:
     """Open a regular file for reading; a link to one is followed, and an error that may pass is met with another try.
 
-    A pipe would block and a device may have no end, so neither is opened: the type is looked at first, and again on the open file, which is
-    opened without blocking in case it was replaced in between.
+    A pipe would block and a device may have no end, so neither is read: the type is checked before opening and again on the open file.
+    Opening does not block, in case the file was replaced in between.
 
     Raises:
         OSError: It does not exist, cannot be opened, is a loop of links, or is not a regular file.
@@ -158,7 +158,7 @@ def open_own(path: Path, flags: int) -> BinaryIO:
 
 
 def write_whole(path: Path, text: str, mark: str) -> None:
-    """Write a file of a run in place of what has its name, which is the old file or the new one at every time.
+    """Write a file of a run atomically: at every time its name has the old file or the new one.
 
     Args:
         path: The file.
@@ -191,7 +191,7 @@ def make_own_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that is in it; nothing happens if there is none.
+    """Remove a file, a link, or a folder with its contents; a missing one is ignored.
 
     Raises:
         OSError: A part of it cannot be removed.

@@ -1,10 +1,10 @@
 """Folders and files in a storage that fsspec reaches: `s3://`, `memory://`, `file://`.
 
-An object store writes a whole object or nothing, and renames nothing. `RemotePath` has the methods of `pathlib.Path` that checkpoints use,
-so that the same code lists, checks and reads them in both. Every operation is tried several times; what still fails is a `StorageError`,
-which is never mistaken for a missing or damaged file.
+An object store writes objects atomically and cannot rename. `RemotePath` has the methods of `pathlib.Path` that checkpoints use,
+so that the same code lists, checks and reads them in a storage and in a file system. Every operation is tried several times; if all fail, a
+`StorageError` is raised, which is never mistaken for a missing or damaged file.
 
-Source: fsspec's AbstractFileSystem; s3fs has retries of its own for one request, these are for the whole operation.
+Source: fsspec's AbstractFileSystem; s3fs also retries single requests; these retries are for the whole operation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 
 class StorageError(MegaplanError):
-    """MP666: a storage did not do what it was asked, after every attempt; what it has is unknown."""
+    """MP666: an operation of a storage failed in every attempt; the contents are unknown."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -117,22 +117,22 @@ class RemotePath:
         return bytes(self._tried("read", lambda: _filesystem(self.url).cat_file(self._path, start=0, end=max_bytes + 1)))
 
     def write_bytes(self, data: bytes) -> None:
-        """Write a whole file in one request, in place of what is there."""
+        """Write a file in one request, replacing an existing one."""
         self._written(lambda path: _filesystem(self.url).pipe_file(path, data))
 
     def upload(self, local: Path) -> None:
-        """Write a local file, in place of what is there."""
+        """Upload a local file, replacing an existing one."""
         self._written(lambda path: _filesystem(self.url).put_file(str(local), path))
 
     def unlink(self) -> None:
-        """Remove a file; nothing happens if there is none."""
+        """Remove a file; a missing one is ignored."""
         try:
             self._tried("removed", lambda: _filesystem(self.url).rm_file(self._path))
         except FileNotFoundError:
             return
 
     def remove_tree(self) -> None:
-        """Remove a folder with all that is in it; nothing happens if there is none."""
+        """Remove a folder with its contents; a missing one is ignored."""
         try:
             self._tried("removed", lambda: _filesystem(self.url).rm(self._path, recursive=True))
         except FileNotFoundError:
@@ -153,7 +153,7 @@ class RemotePath:
         return str(_filesystem(self.url)._strip_protocol(self.url))
 
     def _written(self, write: Callable[[str], Any]) -> None:
-        """Write to the path given; an object is there as a whole or not at all, so a file of a local storage gets its name at the end."""
+        """Write to the path given; objects appear atomically, so a file of a local storage gets its name at the end."""
         partial = f"{self._path}.partial" if self._is_local else self._path
 
         def action() -> None:
@@ -197,7 +197,10 @@ def any_path(word: str) -> AnyPath:
     given = urlsplit(word)
     if given.password is not None or (given.username is not None and given.scheme != "file"):
         shown = word.replace(f"{given.netloc.rpartition('@')[0]}@", "…@")
-        raise refusal("MP665", f"{shown}: a URL has no credentials; they come from the environment or the profile of the storage's tools")
+        raise refusal(
+            "MP665",
+            f"{shown}: a URL must not contain credentials; they are read from the environment or the profile of the storage's tools",
+        )
     url = RemotePath(word.rstrip("/") if word.rstrip("/").rpartition(_MARK)[2] else word)
     if not urlsplit(url.url).netloc + urlsplit(url.url).path.strip("/"):
         raise refusal("MP665", f"{word}: names no bucket or folder", hints=("s3://BUCKET/RUN",))

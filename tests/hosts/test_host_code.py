@@ -1,4 +1,4 @@
-"""Exported files, read by the hosts' own parsers and config classes; skipped where the hosts are not installed."""
+"""Exported files, read by the hosts' own parsers and config classes; skipped if the hosts are not installed."""
 
 import importlib.util
 import json
@@ -81,7 +81,7 @@ def _of_mesh(mesh: str, *overrides: str) -> Source:
 
 
 def _cut_at_blocks(source: Source) -> Source:
-    """The plan, in equal stages where its own end inside a block."""
+    """The plan, with equal stages if its own stages end inside a block."""
     if all(slot.start % 2 == 0 for slot in source.slots()):
         return source
     return _source(source.spec.model_copy(update={"split": SplitSection(mode="equal")}))
@@ -120,7 +120,7 @@ def test_megatrons_allocation_takes_the_symbols(make: Any) -> None:
     (pattern,) = re.findall(r"--hybrid-layer-pattern (\S+)", EXPORTERS["megatron"](source).text)
     main = shlex.split(pattern)[0].partition("/")[0]
     for stage, letters in zip(main.split("|"), source.stages, strict=True):
-        if set(stage) <= set(allocation.Symbols.VALID):  # the published release knows neither '+' nor 'G'
+        if set(stage) <= set(allocation.Symbols.VALID):  # the published release does not know '+' and 'G'
             assert allocation.allocate_layers(len(stage), 0.0, 0.0, stage) == list(stage)
         assert len(stage) == len(letters)
 

@@ -7,7 +7,7 @@ BATCH, LENGTH, HEADS, KEY_HEADS, WIDTH, SCALE = 2, 12, 4, 2, 6, 0.4
 
 
 def random_inputs(*more: tuple[int, ...]) -> list[Tensor]:
-    """q, k, v, sinks, and tensors of further shapes; all ask for gradients."""
+    """q, k, v, sinks, and tensors of further shapes, all with gradients."""
     generator = torch.Generator().manual_seed(2)
     shapes = [(BATCH, LENGTH, HEADS, WIDTH), *[(BATCH, LENGTH, KEY_HEADS, WIDTH)] * 2, (HEADS,), *more]
     return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]

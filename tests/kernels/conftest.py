@@ -1,4 +1,4 @@
-"""Every kernel test runs with uninitialised memory filled with NaN, so that a buffer read before it is written shows, and on one thread."""
+"""Every kernel test runs with uninitialised memory filled with NaN, so that reading an unwritten buffer fails, and on one thread."""
 
 import sys
 from collections.abc import Iterator

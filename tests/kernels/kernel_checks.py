@@ -22,7 +22,7 @@ from triton.runtime import interpreter
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3}
 SHUFFLES = True
-"""Not on a device, which orders programs itself: what ran shuffled runs again there, for the same bits."""
+"""A device orders programs itself: there the second run is a repetition, with the same bits."""
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def shuffled_grid(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_reference(module: ModuleType) -> Iterator[None]:
-    """Fails where an operation would run its plain-torch functions instead of its kernels."""
+    """Fails if an operation would run its plain-torch functions instead of its kernels."""
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError(f"{module.__name__} ran")
@@ -100,7 +100,7 @@ def check_values(
 ) -> None:
     """Outputs and every gradient against autograd through the fp64 formula, in order and shuffled, the same bits each time.
 
-    `terms` names what a parameter is added to: its gradient is a sum of that one's, which may cancel except for the rounding of each.
+    `terms` names the tensor to which a parameter is added: its gradient is a sum of that tensor's, which may cancel except for rounding.
     """
     inputs = case.make(num_positions, dtype)
     if views:

@@ -1,4 +1,4 @@
-"""Checks that were written for the host, on a device: what they make is there, with the same values."""
+"""Checks that were written for the host, on a device: their tensors are there, with the same values."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 DRAWN = (torch.randn, torch.rand, torch.randint, torch.randperm, torch.normal)
-"""They take generators of the host alone where they take one of the host."""
+"""A call with a generator of the host runs on the host."""
 DRAWN_LIKE = {torch.randn_like: torch.randn, torch.rand_like: torch.rand}
 DRAWN_INTO = (Tensor.normal_, Tensor.uniform_, Tensor.random_, Tensor.bernoulli_)
 TO_HOST = (Tensor.numpy, Tensor.__array__)

@@ -1,4 +1,4 @@
-"""One case for each operation, and each setting that changes what it computes or keeps: one table, which all checks read by name."""
+"""One case for each operation, and each setting that changes its results or saved tensors: one table, which all checks read by name."""
 
 import math
 from functools import partial

@@ -29,7 +29,7 @@ def bytes_of(tensors: Sequence[Tensor]) -> int:
 
 
 def allocations(run: Callable[[], Any]) -> tuple[Any, list[int]]:
-    """Runs, and lists what torch's CPU allocator handed out (positive) and got back (negative), in order and whoever asked."""
+    """Runs, and lists all allocations (positive) and frees (negative) of torch's CPU allocator, in order."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         result = run()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]

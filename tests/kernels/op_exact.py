@@ -123,7 +123,7 @@ def exact_rope_of_first(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Joined(torch.autograd.Function):
-    """An output as it is, and a loss whose gradient is one whatever that of the output is."""
+    """The unchanged output, and a loss whose gradient is one, independent of the output's."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, loss: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def exact_indexed_attention(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """The whole score matrices, sorted; the divergence as torch has it."""
+    """Full score matrices, sorted; the divergence from torch's function."""
     keys = functional.layer_norm(index_k, index_k.shape[-1:], k_scale, k_bias, EPS)
     keys, queries = exact_rope_of_first(keys[:, :, None], cos, sin)[:, :, 0], exact_rope_of_first(index_q, cos, sin)
     scores = torch.einsum("bti,bits->bts", index_weights, torch.einsum("btid,bsd->bits", queries, keys).relu())
@@ -287,9 +287,7 @@ def exact_mamba3(
     mimo_o: Tensor | None = None,
     heavy_tail: bool = False,
 ) -> Tensor:
-    """The recurrence, position by position and rank by rank; the state turns back, not keys and queries forth, and what was added a step
-    ago is kept with it.
-    """
+    """The recurrence by position and rank; the state is rotated back instead of keys and queries, keeping the previous addition."""
     repeats, ones = x.shape[2] // B.shape[3], torch.ones(x.shape[2], B.shape[2], x.shape[3], dtype=x.dtype)
     into, gate, out = (ones if weight is None else weight for weight in (mimo_x, mimo_z, mimo_o))
     state = previous = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[4])

@@ -51,7 +51,7 @@ BATCH = 2
 class Case:
     """An operation at one setting.
 
-    `saved` names the inputs kept for backward; `extra` lists what is kept besides inputs and outputs: shapes, each with the role of its
+    `saved` names the inputs kept for backward; `extra` lists the shapes saved in addition to inputs and outputs, each with the role of its
     dtype.
     """
 
@@ -66,7 +66,10 @@ class Case:
     constant: tuple[str, ...] = ()  # floating inputs without a gradient
 
     def make(self, num_positions: int, dtype: torch.dtype, requires_grad: bool = True) -> dict[str, Tensor]:
-        """Inputs of one size: the same values, rounded to `dtype`, on every call. What is fp32 by contract stays fp32 in bf16 runs."""
+        """Inputs of one size: the same values, rounded to `dtype`, on every call.
+
+        Tensors that are fp32 by contract are fp32 in bf16 runs.
+        """
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.name} {num_positions}".encode()))
 
         def normal(*shape: int) -> Tensor:
@@ -342,7 +345,7 @@ def document_starts(num_positions: int) -> Tensor:
 
 
 def per_document(exact: Callable[..., Tensor], sequences: tuple[str, ...], inputs: Inputs) -> Tensor:
-    """An exact formulation run on every document alone; `sequences` are the inputs that have positions; rotary tables keep a row's."""
+    """An exact formulation run on every document alone; `sequences` are the inputs with positions; rotary tables keep a row's positions."""
     rows = []
     for row, starts in enumerate(inputs["starts"].tolist()):
         edges = [*sorted(set(starts)), len(starts)]

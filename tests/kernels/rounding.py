@@ -1,4 +1,4 @@
-"""Rounding to eight and four bits in numpy, which the operations are compared with, and a count of what is alive inside them."""
+"""Rounding to eight and four bits in numpy, with which the operations are compared, and a count of live bytes inside them."""
 
 import weakref
 from typing import Any
@@ -31,8 +31,8 @@ def quantised(x: np.ndarray, format: str, axis: int | None) -> np.ndarray:
 def blocked(x: np.ndarray, scaling: str, axis: int, *, format: str = "e4m3", square: bool = False) -> np.ndarray:
     """The values of a matrix whose blocks along an axis have scales: of 32 (mxfp8), 16 (nvfp4) or 128 elements (fp8_blockwise).
 
-    If square, as many rows share a scale. Source: Transformer Engine, `float_to_e8m0` of `common/util/ptx.cuh`, the Python reference of
-    NVFP4, and `compute_scale_from_amax` of `common/recipe/recipe_common.cuh`, with powers of two.
+    If square, the same number of rows shares a scale. Source: Transformer Engine, `float_to_e8m0` of `common/util/ptx.cuh`, the Python
+    reference of NVFP4, and `compute_scale_from_amax` of `common/recipe/recipe_common.cuh`, with powers of two.
     """
     size, moved = {"mxfp8": 32, "nvfp4": 16, "fp8_blockwise": 128}[scaling], np.moveaxis(x, axis, -1)
     rows, columns = moved.shape

@@ -1,4 +1,4 @@
-"""Counts what operations with kernels hold inside themselves: allocations are counted, kernels do not run."""
+"""Counts the scratch of operations with kernels: allocations are counted, kernels do not run."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def make_idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(op: Any, *operands: Any) -> int:
-    """The body of an operation holds what the operation states; returns that."""
+    """An operation's body holds exactly its stated scratch, which is returned."""
     with Storages() as found:
         results = op._init_fn(*operands)
     stated = scratch_bytes(str(op._opoverload), operands)

@@ -1,4 +1,4 @@
-"""Counts what operations allocate, to compare it with what they state."""
+"""Counts allocations of operations, to compare them with the stated ones."""
 
 import weakref
 from typing import Any

@@ -1,4 +1,4 @@
-"""Attention's forward by libraries: which takes what, and what it is called with, on tensors without storage."""
+"""Attention's forward by libraries: supported inputs of each, and arguments of its call, on tensors without storage."""
 
 from typing import Any
 
@@ -87,7 +87,7 @@ def test_calls_and_results(library: vendor.Library, value_width: int, window: in
         zip([each.name for each in getattr(torch.ops.aten, name.removeprefix("aten::")).default._schema.arguments], args, strict=False)
     )
     named |= settings
-    assert (named["is_causal"], named.get("dropout_p", 0.0), named["scale"]) == (True, 0.0, 0.3)  # dispatch leaves out what is the default
+    assert (named["is_causal"], named.get("dropout_p", 0.0), named["scale"]) == (True, 0.0, 0.3)  # dispatch omits default arguments
     heads = 1 if library == "cudnn" else 2
     assert [named[each].shape[heads] for each in ("query", "key", "value")] == [8, 2, 2]
     assert all(named[each]._base is tensor._base for each, tensor in zip(("query", "key", "value"), (q, k, v), strict=True))

@@ -33,7 +33,7 @@ def test_a_relation_adds_to_the_scores_of_its_keys(window: int | None) -> None:
 
 
 def test_a_relation_alone_has_a_gradient() -> None:
-    """Nothing else asks for a gradient."""
+    """Nothing else requires a gradient."""
     *given, relations = (each.detach() for each in inputs())
     found = torch.autograd.grad(
         attention(*given[:3], SCALE, None, None, None, classes(), relations.requires_grad_()).square().sum(), relations

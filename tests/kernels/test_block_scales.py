@@ -1,4 +1,4 @@
-"""Operands whose blocks have scales against numpy in fp64 with a rounding of its own, and the products of the values."""
+"""Operands whose blocks have scales against numpy in fp64 with an independent rounding, and the products of the values."""
 
 from itertools import product
 from typing import Any

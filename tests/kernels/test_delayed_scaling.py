@@ -1,4 +1,4 @@
-"""Delayed scaling against numpy in fp64 with a rounding of its own, torch's eight-bit dtypes, and a plain history of maxima."""
+"""Delayed scaling against numpy in fp64 with an independent rounding, torch's eight-bit dtypes, and a plain history of maxima."""
 
 from collections import deque
 
@@ -19,7 +19,7 @@ FACTORS = (37.3, 2.71, 811.0)
 
 
 def quantised(x: np.ndarray, format: str, factor: float) -> np.ndarray:
-    """Values of a matrix with this factor; what is beyond the format's largest number becomes it. The factor's products are in fp32."""
+    """Values of a matrix with this factor; larger values are clamped to the format's largest number. The factor's products are in fp32."""
     limit = FORMATS[format][2]
     scaled = x.astype(np.float32) * np.float32(factor)
     return rounded(np.clip(scaled.astype(float), -limit, limit), format) / float(np.float32(factor))
@@ -72,7 +72,7 @@ def test_each_operand_leaves_its_largest_magnitude_and_the_factors_as_they_are()
         assert torch.equal(own[FACTOR], numbers_for("delayed", 1)[0][FACTOR])
     before = [each.clone() for each in numbers]
     fp8_weight_gradients([gradient / 2 for gradient in gradients], x / 2, None, K, "delayed", "e5m2", [False] * 3, numbers)
-    assert all(map(torch.equal, numbers, before))  # smaller ones, and those of a forward that is run again, change nothing
+    assert all(map(torch.equal, numbers, before))  # smaller ones, and the ones of a recomputed forward, change nothing
 
 
 @pytest.mark.parametrize("most_recent", [False, True])
@@ -103,7 +103,7 @@ def test_factors_follow_from_the_history(steps: int, margin: int, most_recent: b
 
 
 def test_numbers_that_are_none_stay_and_others_are_bounded() -> None:
-    """So the loss shows what is not a number; infinity becomes the largest number of the format, as in Transformer Engine."""
+    """So a NaN reaches the loss; infinity becomes the largest number of the format, as in Transformer Engine."""
     x = made(16, 16, seed=0)
     x[2, 3], x[4, 5] = float("nan"), float("inf")
     found = fp8_linears(x, None, [torch.eye(16)], [None], "delayed", numbers=numbers_for("delayed", 1))[0]

@@ -12,7 +12,7 @@ OF_ROWS = [case for case in CASES if case not in BATCHED]
 
 
 def check(case: Case, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Runs forward and backward; gradients of what has no rows of its own are zero where no row is."""
+    """Runs forward and backward; gradients of parameters are zero without rows."""
     outputs = case.call(inputs)
     names = case.differentiable(inputs)
     found = gradients(list(outputs), [inputs[name] for name in names], [torch.ones_like(output) for output in outputs])

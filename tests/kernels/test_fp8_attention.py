@@ -1,4 +1,4 @@
-"""Attention of eight-bit operands against numpy in fp64 with a rounding of its own, and what the operation promises of scratch."""
+"""Attention of eight-bit operands against numpy in fp64 with an independent rounding, and its stated scratch."""
 
 from typing import Any
 
@@ -77,7 +77,7 @@ def exact(
 @pytest.mark.parametrize("format", ["e4m3", "e5m2"])
 @pytest.mark.parametrize("case", CASES)
 def test_products_are_of_the_operands_values(case: str, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums in another order move a weight or a gradient of scores over a boundary of eight bits in some elements: 2^-4 of one."""
+    """Another order of sums changes the eight-bit rounding of some weights or scores' gradients: by 2^-4 each."""
     monkeypatch.setattr(attention_facts, "PLAIN_QUERIES", 7)
     monkeypatch.setattr(plain, "PLAIN_QUERIES", 7)
     settings = dict(CASES[case])

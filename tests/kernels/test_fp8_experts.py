@@ -1,4 +1,4 @@
-"""Experts in eight bits against numpy in fp64 with a rounding of its own, and what the operations promise of shapes and scratch."""
+"""Experts in eight bits against numpy in fp64 with an independent rounding, and their stated shapes and scratch."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -102,7 +102,7 @@ def test_a_gated_convolution_of_pieces_is_that_of_the_sequence(has_bias: bool, p
 
 @pytest.mark.parametrize("needs", [(False, False), (True, False), (False, True)])
 def test_convolutions_make_no_gradient_of_what_is_frozen(needs: tuple[bool, bool]) -> None:
-    """Gradients of the tokens, and of a parameter that is trained, stay as they are."""
+    """Gradients of the tokens, and of a trained parameter, do not change."""
     torch.manual_seed(0)
     x, gate, value, before = (torch.randn(BATCH, *shape) for shape in ((T, 5), (T, 5), (T, 5), (PIECES, 3, 5)))
     weight, bias, gradient = torch.randn(5, 4), torch.randn(5), torch.randn(BATCH, T, 5)

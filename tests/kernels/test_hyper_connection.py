@@ -31,7 +31,7 @@ def test_the_matrix_is_doubly_stochastic(seed: int) -> None:
 
 
 def test_the_last_connection_only_reads() -> None:
-    """It has no weights of new streams, and its gradients are those of the formula."""
+    """It has no weights of new streams, and its gradients equal the formula's."""
     given = drawn(1)
     made, weights = collapse_streams(*given, Connection(COUNT, EPS, EPS, 2.0, 1))
     expected = exact_collapse(*given, count=COUNT, post_scale=2.0, steps=1)[0]

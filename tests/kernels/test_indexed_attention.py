@@ -15,7 +15,7 @@ from megakernels.ops.indexed_attention import reference
 
 
 def test_few_visible_keys_are_all_attended_to() -> None:
-    """An indexer with as many choices as positions is plain attention, the window's or document's too."""
+    """An indexer that chooses all positions equals plain attention, also with windows or documents."""
     inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64, requires_grad=False)
     for window, starts in ((None, None), (5, None), (None, torch.tensor([[0] * 7 + [7] * 13] * 2, dtype=torch.int32))):
         found = indexed_attention(**inputs, scale=0.3, top_k=20, loss_factor=1.0, eps=1e-5, window=window, starts=starts)
@@ -23,7 +23,7 @@ def test_few_visible_keys_are_all_attended_to() -> None:
 
 
 def test_an_indexer_is_trained_by_its_own_loss_alone() -> None:
-    """The indexer's gradient is the same whatever the loss makes of the output, and q, k and v have none of it."""
+    """The indexer's gradient does not depend on the output's gradient, and does not reach q, k and v."""
     inputs = next(case for case in CASES if case.name == "indexed_attention").make(20, torch.float64)
     index, attended = ("index_q", "index_k", "index_weights", "k_scale", "k_bias"), ("q", "k", "v")
 

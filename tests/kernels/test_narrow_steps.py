@@ -8,7 +8,7 @@ from megakernels import causal_conv1d, combine, dispatch, dispatch_plan, route
 
 N, TOP_K, HIDDEN, EXPERTS = 256, 4, 512, 8
 INDEX_BYTES = 3 * 8
-"""Bytes of a row's indices: its place, and what turning it into a token needs."""
+"""Bytes of a row's indices: its position, and temporaries for its token's index."""
 
 
 @pytest.mark.requirement("R-66")

@@ -47,7 +47,7 @@ def test_the_folder_is_collected_for_a_device() -> None:
 
 
 def test_what_a_check_makes_is_on_the_device_with_the_hosts_values() -> None:
-    """The device `meta` has no values, but every tensor says where it is."""
+    """The device `meta` has no values, but every tensor has a device."""
     device = torch.device("meta")
     with device, OnDevice(device):
         generator = torch.Generator().manual_seed(0)

@@ -59,7 +59,7 @@ def test_the_saved_set_is_the_contract(case: Case, dtype: torch.dtype) -> None:
 @EACH_CASE
 @DTYPES
 def test_live_bytes_after_forward_are_outputs_and_saved_set(case: Case, dtype: torch.dtype) -> None:
-    """Counted at the allocator, so that a tensor kept as a context attribute or in a closure would show."""
+    """Counted at the allocator, so that a tensor kept as a context attribute or in a closure is found."""
     inputs = case.make(65, dtype)
     case.call(inputs)  # the first call may fill caches of torch's own
     outputs, live = live_bytes(lambda: case.call(inputs))

@@ -49,7 +49,7 @@ def test_results_are_those_of_the_matrices(
     biases = {name: given.bank[name] for name in plain.NAMES[3:]}
 
     def bank(*, turned: bool) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """The matrices, of no elements where they are packed, and what is packed."""
+        """The matrices (without elements if packed), and the packed rows."""
         places, rows, largest = list[Tensor | None](), list[Tensor | None](), list[Tensor | None]()
         for name in plain.NAMES[:3]:
             stack = given.bank[name]

@@ -1,4 +1,4 @@
-"""Weights that shards pack for a gather: the whole is bitwise the operand that a product makes of the whole weight itself."""
+"""Weights that shards pack for a gather: together they are bitwise the operand that a product makes from the whole weight."""
 
 import random
 from itertools import product
@@ -30,7 +30,7 @@ def own_numbers(scaling: str) -> Tensor | None:
 
 
 def gathered(weight: Tensor, scaling: str, shards: int, dtype: torch.dtype, *, turned: bool) -> tuple[Tensor, Tensor | None]:
-    """A weight whose equal shards were packed by themselves, the last of them filled with zeros, and its largest magnitude."""
+    """A weight whose equal shards were packed separately, the last of them filled with zeros, and its largest magnitude."""
     rows, columns = weight.shape
     chunk = -(-rows // shards)
     filled = torch.zeros((chunk * shards, columns), dtype=weight.dtype)

@@ -1,4 +1,4 @@
-"""Operations on pieces of a sequence: together they are the operation on the whole."""
+"""Operations on pieces of a sequence: together they equal the operation on the whole sequence."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def document_starts(packed: bool) -> tuple[torch.Tensor | None, torch.Tensor | N
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("window", [None, 2, 9])
 def test_attention_of_all_pieces_is_attention_of_the_sequence(window: int | None, packed: bool) -> None:
-    """Outputs, log-sum-exps and gradients; what a rank's queries give to keys sums over the ranks."""
+    """Outputs, log-sum-exps and gradients; the keys' gradients are summed over the ranks."""
     torch.manual_seed(0)
     q = torch.randn(2, T, 4, 8, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(2, T, 2, width, dtype=torch.float64, requires_grad=True) for width in (8, 5))

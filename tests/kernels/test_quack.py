@@ -32,7 +32,7 @@ def test_the_table(sizes: tuple[int, int, int], scaled: bool, taken: bool) -> No
 
 @pytest.mark.parametrize("shape", [(2, 256, 264), (1, 768, 256)])
 def test_steps_are_those_of_own_products(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
-    """Five steps in bf16: both are as far from fp64's, and products without factors are the package's."""
+    """Five steps in bf16: both have the same error against fp64, and products without factors use the package."""
     made: list[tuple[Any, ...]] = []
 
     def gemm_symmetric(a: Tensor, b: Tensor, C: Tensor | None, out: Tensor, alpha: float, beta: float) -> Tensor:

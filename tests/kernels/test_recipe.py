@@ -1,6 +1,6 @@
 """The recipe of a new kernel: a toy operation, its folder and one line of `megakernels.api`, passes the checks of every operation.
 
-A copy of megakernels gets the folder, and the toy's check file runs with it in Triton's interpreter, in a process of its own.
+A copy of megakernels gets the folder, and the toy's check file runs with it in Triton's interpreter, in its own process.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""docs/reference/kernels.md is what the operations' docstrings and registrations say, and the docstrings say what is registered."""
+"""docs/reference/kernels.md matches the operations' docstrings and registrations, and the docstrings match the registrations."""
 
 import importlib.util
 import inspect

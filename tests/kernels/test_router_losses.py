@@ -1,4 +1,4 @@
-"""The router with losses of its own: values and gradients against the formulas, what is kept, and fakes."""
+"""The router with its own losses: values and gradients against the formulas, what is kept, and fakes."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def exact_losses(x: Tensor, weight: Tensor) -> Tensor:
 @pytest.mark.requirement("R-13")
 @pytest.mark.parametrize("normalize", [True, False])
 def test_gradients_are_those_of_the_model_and_of_both_losses(normalize: bool) -> None:
-    """The losses' gradient is 1, whatever comes back through the weights."""
+    """The losses' gradient is 1, independent of the weights' gradient."""
     x, weight = inputs()
     cotangent = torch.randn(SEQUENCES * POSITIONS, TOP_K, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weighted, values = routed(x, weight, normalize)

@@ -1,4 +1,4 @@
-"""Head and loss in a recipe's format against numpy in fp64 with a rounding of its own, and the scratch that the facts state."""
+"""Head and loss in a recipe's format against numpy in fp64 with its own rounding, and the scratch that the facts state."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def distance(found: Tensor, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("words", [128, VOCAB])
 @pytest.mark.parametrize("scaling", ["tensor", "rows", "mxfp8", "fp8_blockwise"])
 def test_loss_and_gradients_are_of_the_operands_values(scaling: str, words: int, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits in fp32 sum in another order, which moves a gradient of logits over a boundary of eight bits in some elements: 2^-4 of one."""
+    """Logits in fp32 sum in another order, which changes the eight-bit rounding of some logits' gradients: by 2^-4 each."""
     monkeypatch.setattr(facts, "LOGITS_SLICE_ELEMENTS", words * ROWS)
     x, weight, labels = case()
     inputs = x.requires_grad_(), weight.requires_grad_()

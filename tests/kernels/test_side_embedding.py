@@ -1,4 +1,4 @@
-"""Rows of hashed n-grams: a function of the tokens and those before them."""
+"""Rows of hashed n-grams: a function of the token and the preceding ones."""
 
 import pytest
 import torch

@@ -156,7 +156,7 @@ def test_mamba3_that_adds_nothing_later_is_mamba2() -> None:
 
 
 def test_m2rnn_keeps_slow_states_exact() -> None:
-    """At decay 1 − 1e−5 the gain is a difference of nearly equal numbers unless it is computed as one."""
+    """At decay 1 − 1e−5 the gain 1 − decay is a difference of nearly equal numbers, so it must be computed directly."""
     inputs = next(case for case in CASES if case.name == "m2rnn").make(65, torch.float32)
     with torch.no_grad():
         inputs["A_log"].fill_(math.log(1e-5))

@@ -1,4 +1,4 @@
-"""The Triton kernels without a GPU: values in the interpreter, resources from the sm_90 compiler, each in a process of its own; a lint.
+"""The Triton kernels without a GPU: values in the interpreter, resources from the sm_90 compiler, each in its own process; a lint.
 
 One operation has `interpreted/check_NAME.py`, `sm90/NAME.py` with its configurations and `sm90/NAME.csv` with the committed resources.
 """
@@ -95,7 +95,7 @@ def test_the_kernels_are_right_whatever_adds_up_a_product(blas: dict[str, str], 
 @pytest.mark.jobs
 @pytest.mark.parametrize("operations", groups_of(OPERATIONS), ids="-".join)
 def test_the_kernels_fit_an_sm90(operations: list[str], tmp_path: Path) -> None:
-    """And use what the committed table says under the triton that it was written with."""
+    """They use the registers and memory of the committed table, under the table's version of triton."""
     check_resources({operation: EVERY.get(operation, 1) for operation in operations}, tmp_path)
 
 
@@ -108,7 +108,7 @@ def test_all_configurations_fit_an_sm90(operation: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("operation", "most"), [("causal_conv1d", (13, 30)), ("gated_conv1d", (13, 35))])
 def test_a_convolution_issues_fewer_instructions_than_memory_takes(operation: str, most: tuple[int, int], tmp_path: Path) -> None:
-    """Forward 4 bytes per element, which 26 instructions take as long as; backward 6, and 38; between gates 8 and 14 bytes."""
+    """Forward moves 4 bytes per element, in the time of 26 instructions; backward 6 bytes, 38 instructions; with gates 8 and 14 bytes."""
     done = run_python([str(HERE / "sm90" / "issue.py"), operation], tmp_path)
     assert done.returncode == 0, done.stderr
     found = [float(line.split()[-3]) for line in done.stdout.splitlines() if line.endswith("an element")]
@@ -156,7 +156,7 @@ def kernel_files() -> Iterator[Path]:
 
 
 def careless(source: str) -> list[str]:
-    """Lines of a file that compute with what may be bf16, which the interpreter does wrongly in silence.
+    """Lines of a file that may compute in bf16, which the interpreter silently does wrong.
 
     A loaded tile is widened where it is loaded, or used only by `dot`; a narrowed one is used only by `dot` or a store.
     Only the shared `dot` multiplies tiles.

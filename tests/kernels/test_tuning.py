@@ -21,7 +21,7 @@ ROW = {"kernel": "mamba3_group_kernel", "case": "a", "constants": {"M": 64}, "wa
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Files of devices in a folder of their own, and the device that is present."""
+    """Files of devices in their own folder, and the device that is present."""
     monkeypatch.setattr(tuning, "FOLDER", tmp_path)
     tuning.tuned.cache_clear()
 
@@ -68,7 +68,7 @@ def test_only_launches_with_the_measured_constants_have_measured_options(files):
     assert launch_options("k", DEFAULT, {"M": 64, "PACKED": False}, torch.device("cpu")) == DEFAULT
 
 
-def test_a_measurement_gives_options_of_its_own(files):
+def test_a_measurement_gives_its_own_options(files):
     write, run_on = files
     write("h200", [({}, {"num_warps": 4})])
     run_on("NVIDIA H200")

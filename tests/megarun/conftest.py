@@ -98,7 +98,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes FSDP2 wrap stages of one process, too: what its groups do can be seen without a second rank."""
+    """Makes FSDP2 wrap stages of one process, too: its groups can be tested without a second rank."""
     monkeypatch.setattr(Spec, "has_whole_state", False)
 
 

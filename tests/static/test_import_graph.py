@@ -107,7 +107,7 @@ def children_of(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("package", ["megaplan", "megarun"])
 def test_the_contract_orders_every_module(package: str) -> None:
-    """A folder that the contract does not order as a whole is ordered module by module; families have a contract of their own."""
+    """A folder that the contract does not order as a whole is ordered module by module; families have their own contract."""
     listed, by_children = contract(package)
     root = SOURCES[0] / package
     assert {name for name in listed if "." not in name} | (by_children - {"__main__"}) == children_of(root)

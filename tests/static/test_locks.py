@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LOCKS = sorted((ROOT / "locks").glob("*.txt"))
 REGISTRY_TORCH = "torch"
-"""The registry's build of torch asks for a Triton and CUDA libraries of its own."""
+"""The registry's build of torch asks for a Triton and CUDA its own libraries."""
 BY_HAND = "torch-cpu-wheels"
 
 
@@ -52,7 +52,7 @@ def test_what_the_project_asks_for_is_locked(lock: str, extras: list[str]) -> No
 
 
 def test_nothing_that_ci_runs_installs_without_hashes() -> None:
-    """The other lanes install packages of others to compare with, in environments of their own."""
+    """The other lanes install packages of others to compare with, in their own environments."""
     for name in ("Makefile", "scripts/install.sh", "scripts/test_wheel.sh", "scripts/test_browser.sh"):
         text = (ROOT / name).read_text()
         installs = re.findall(r"^.*(?:pip install|\bpip |cpu_torch ).*$", text, re.MULTILINE)

@@ -40,7 +40,7 @@ WORDS = {
     r"stands?|stood|standing": "is, has, occurs",
     r"anew": "again, new",
     r"heeds?": "check, poll",
-    r"hand(?:s|ed|ing)? on": "pass on, send",
+    r"hand(?:s|ed|ing)?(?: it| them)? on": "pass on, send",
     r"handed over|hands over": "pass, send",
     r"moments?": "time, point, peak; only the optimizer has moments",
     r"born|births?|dies|died|deaths?": "allocated, freed, started, ended",
@@ -67,6 +67,11 @@ WORDS = {
     rf"(?:{_UNIT}|group|column|second) an? (?:{_UNIT})": "per",
     rf"(?:bytes|elements|FLOPs|tokens|sequences|launches) an? (?:{_UNIT}|GPU|device|parameter|head)(?! (?:of|that|in|is|has|whose))": "per",
     r"(?:all|nothing|anything|everything|none) but|but for (?!each|every|all|this)": "except, only",
+    r"(?:an? (?:[\w-]+ ){1,2}|\w+s )of (?:its|their|one's) own(?=[.,;:)`]|$)": "its own, a separate, a custom",
+    r"on as many GPUs": "on the same number of GPUs",
+    r"in the median|at the least": "a median of, at least",
+    r"(?:is|are) none of|where (?:that|it) is free": "is not one of, if equally good",
+    r"comes? with the (?:published )?weights": "is published with the weights",
     r"(?<!there )(?:is|are|was|were) no (?!longer|more|such|less|help|worse|better|one|\w+er\b)": "is not a, are not",
 }
 """Word to plain alternative."""

@@ -128,7 +128,7 @@ def expected(job: Path) -> dict[int, float]:
 
 
 def test_two_ranks_save_one_rank_resumes(server: Server, job: Path, expected: dict[int, float], tmp_path: Path) -> None:
-    """Each node has a disk of its own. Every fifth request is answered with 503 or 500."""
+    """Each node has its own disk. Every fifth request is answered with 503 or 500."""
     count = iter(range(1_000_000))
 
     def fault(_method: str, _path: str) -> str | None:

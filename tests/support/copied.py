@@ -1,4 +1,4 @@
-"""A copy of megaplan with further lines, in which tests make a thing from its recipe; its commands run in processes of their own."""
+"""A copy of megaplan with further lines, in which tests make a thing from its recipe; its commands run in their own processes."""
 
 import os
 import shutil

@@ -44,7 +44,7 @@ def codes_of(error: megaplan.MegaplanError) -> str:
 
 
 def _said_of(found: megaplan.Estimate) -> Iterator[tuple[str, ...]]:
-    """Diagnostics, and what a split says of its cuts; the advice for a plan that does not fit has tests of its own."""
+    """Diagnostics, and what a split says of its cuts; the advice for a plan that does not fit has its own tests."""
     if found.fits:
         yield from ((item.code, item.detail, *item.hints) for item in found.diagnostics)
         yield megaplan.split(found.job).notes

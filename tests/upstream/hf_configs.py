@@ -237,7 +237,7 @@ def _gpt2(draw: Random) -> Config:
 
 
 def _older(heads: str, layers: str, width: str, inner: str, *flags: str, **more: Any) -> Callable[[Random], Config]:
-    """Decoders with LayerNorm under names of their own; `inner` is empty for a class whose MLP is four times as wide."""
+    """Decoders with LayerNorm under their own names; `inner` is empty for a class whose MLP is four times as wide."""
 
     def make(draw: Random) -> Config:
         count = draw.choice([1, 2, 4, 6])

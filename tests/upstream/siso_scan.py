@@ -1,4 +1,4 @@
-"""Runs mamba-ssm's own kernels of Mamba-3 in Triton's interpreter, in a process of its own: python -O siso_scan.py FROM.pt TO.pt
+"""Runs mamba-ssm's own kernels of Mamba-3 in Triton's interpreter, in its own process: python -O siso_scan.py FROM.pt TO.pt
 
 The package asserts that tensors are on CUDA, which -O leaves out, tries configurations on a device, of which the first is taken here, and
 writes sines and the like as PTX, for which Triton's functions stand in. The interpreter multiplies bf16 wrongly, so what the package rounds

@@ -86,7 +86,7 @@ def as_xlstm(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def block_of(section: Any) -> Block:
-    """Our block; lightning attention as the second mixing layer of four, whose norm has an epsilon of its own."""
+    """Our block; lightning attention as the second mixing layer of four, whose norm has its own epsilon."""
     if isinstance(section, LightningAttention):
         return LightningBlock(section, HIDDEN, EPS, "GE" * 4, 2)
     return MatrixLstmBlock(section, HIDDEN, EPS) if isinstance(section, MatrixLstm) else LinearAttentionBlock(section, HIDDEN, EPS)

@@ -178,7 +178,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "letters": {"index_topk_pattern": "FFSSS"},
     "by step": {"index_topk_freq": 3, "index_skip_topk_offset": 2},
 }
-"""Layers, of five, that have an indexer of their own."""
+"""Layers, of five, that have their own indexer."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -18,7 +18,7 @@ class Cost(NamedTuple):
         products: FLOPs of tensor-core products by operand dtype; a multiply-add counts as two.
         steps: Number of sequential steps of a recurrence.
         repeated_bytes: Bytes of repeated reads that caches cannot serve, in addition to one pass over each operand of each kernel.
-        untouched_bytes: Bytes that launches over parts of operands do not touch: they are given the operands whole.
+        untouched_bytes: Bytes of operands that launches receive but do not touch, because each processes a part.
     """
 
     products: Mapping[torch.dtype, int]

@@ -21,7 +21,7 @@ _chosen = {"kernels": "triton"}  # per process: autograd runs backwards in separ
 
 
 def use_kernels(kernels: Literal["reference", "triton"]) -> None:
-    """Choose, for this process, what operations run on CUDA: Triton kernels (`triton`, the default) or plain torch."""
+    """Choose the implementation of operations on CUDA for this process: Triton kernels (`triton`, the default) or plain torch."""
     _chosen["kernels"] = kernels
 
 
@@ -41,7 +41,7 @@ def kernel_module(reference: ModuleType, name: str = "kernel") -> ModuleType:
 
 
 def module_for(tensor: Tensor, reference: ModuleType, kernel: str = "kernel", dtypes: Collection[torch.dtype] = DTYPES) -> ModuleType:
-    """The module whose functions run for this tensor: that of the Triton kernels, or the reference."""
+    """The module whose functions run for this tensor: the Triton kernels' or the reference."""
     return kernel_module(reference, kernel) if runs_triton(tensor, dtypes) else reference
 
 

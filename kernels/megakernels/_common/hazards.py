@@ -1,4 +1,4 @@
-"""Known hazards of Triton and of its assembler that concern these kernels, and what is done about each. No torch, no triton."""
+"""Known hazards of Triton and of its assembler that concern these kernels, and the countermeasures. No torch, no triton."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ __all__ = ["HAZARDS", "Hazard", "hazards_of"]
 
 @dataclass(frozen=True)
 class Hazard:
-    """A defect of a tool: what it does to a kernel, and why these kernels do not have it."""
+    """A defect of a tool: its effect on a kernel, and why these kernels are not affected."""
 
     name: str
     tool: str
@@ -18,7 +18,7 @@ class Hazard:
     """The first version without it; None where none is known."""
     symptom: str
     kernels: tuple[str, ...]
-    """Kernels of this package that had the symptom, or have what triggers it."""
+    """Kernels of this package that had the symptom or contain its trigger."""
     measure: str
     """The countermeasure taken here, and what a user can do."""
     source: str
@@ -37,7 +37,7 @@ HAZARDS = (
         symptom="a loop keeps the first value of a variable that it only renames (`b = a`), if both start as one value: wrong results "
         "without an error",
         kernels=("gated_conv_backward_kernel",),
-        measure="each such variable starts as a value of its own; a test compares what loops change with what they carry",
+        measure="each such variable starts as a separate value; a test compares the variables that loops change with those that they carry",
         source="triton/compiler/code_generator.py, _find_carries; 3.4.0 is right, 3.9.0 is the newest version looked at",
     ),
     Hazard(

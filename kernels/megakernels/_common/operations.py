@@ -55,7 +55,7 @@ def operation(
 
     Args:
         name: Name of the torch op.
-        arguments: Arguments of the torch op, which are those of `bind`.
+        arguments: Arguments of the torch op, which are passed to `bind`.
         bind: Function from these to the argument of `forward`, `fake` and `forward_scratch`.
         outputs: Name of each result of `forward`; the first has a gradient.
         saved: Outputs that backward reads.
@@ -126,7 +126,8 @@ def piece(
 ) -> tuple[CustomOpDef, CustomOpDef]:  # fmt: skip
     """Registers a recurrence over a piece of a sequence, from an initial to the final state, and its backward.
 
-    Neither has an autograd formula: both write into parts of tensors of the caller, so that groups of heads are processed in turn.
+    Neither has an autograd formula: both write into parts of tensors of the caller, so that groups of heads are processed one after
+    another.
 
     Args:
         name: Name of the recurrence; the torch ops are `name_piece` and `name_piece_backward`.
@@ -137,7 +138,7 @@ def piece(
         summed: Inputs among them whose gradients are accumulated; all others are overwritten.
         forward: Function of the initial state and the result of `bind` that returns the outputs and the last state.
         backward: Function of the gradients of the last state and of the first output, the result of `bind`, and the other outputs, that
-            returns the gradients and that of the initial state.
+            returns the gradients and the initial state's gradient.
         forward_scratch: Function for the scratch bytes of the op, with the arguments of `forward`.
         backward_scratch: Function for the scratch bytes of `backward`, with its arguments.
         forward_cost: Function for the cost of the kernels of `forward`, with its arguments, as in `register_cost`.

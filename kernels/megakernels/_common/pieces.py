@@ -9,7 +9,7 @@ from megakernels._common.shapes import require
 
 
 def require_pieces(operation: str, num_queries: int, num_keys: int, query_pieces: Sequence[int], key_pieces: Sequence[int]) -> None:
-    """Refuses pieces that are not equal, or that are not those of one sequence.
+    """Refuses pieces that are unequal or do not make up one sequence.
 
     Raises:
         ValueError: The keys do not have every piece exactly once, or lack a piece of the queries.

@@ -91,7 +91,7 @@ def join(
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:
-    """The values, and those of lists among them."""
+    """The values, with lists flattened."""
     return list(chain.from_iterable(each if isinstance(each, list) else (each,) for each in values))
 
 
@@ -102,7 +102,7 @@ def _grouped(tensors: Iterable[Tensor], lengths: Iterable[int | None]) -> list[A
 
 
 def _placed(made: Iterable[Tensor], needs: Iterable[bool | list[bool]]) -> list[Any]:
-    """Gradients by argument that needs one; of a list None for tensors that need none."""
+    """Gradients of the arguments that need one; in a list, None for tensors that do not."""
     left = iter(made)
     return [[next(left) if one else None for one in need] if isinstance(need, list) else next(left) for need in needs if need]
 

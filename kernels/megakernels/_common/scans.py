@@ -94,7 +94,7 @@ class ScanOperation(Implementation):
         )
 
     def scratch(self, given: Any, direction: str, *operands: Any, copied: bool = False) -> int:
-        """Scratch bytes of a pass: that of its kernels, and either its last result, which is dropped, or the others, which are copied."""
+        """Scratch bytes of a pass: the kernels' scratch, and either the last result, which is dropped, or the others, which are copied."""
         if not self.chooses_kernel(given):
             return 0
         found = getattr(self.sizes, f"{direction}_bytes")(*operands)

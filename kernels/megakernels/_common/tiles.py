@@ -24,12 +24,12 @@ on_device_of: Callable[[Tensor], AbstractContextManager[None]] = torch.cuda.devi
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; 2 where the interpreter runs."""
+    """Multiprocessors of a CUDA device; 2 in the interpreter."""
     return 2 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def unit_stride(tensor: Tensor) -> Tensor:
-    """The tensor, or its contiguous copy where the last dim is not dense; a slice of a wider projection stays a view."""
+    """The tensor, or a contiguous copy if the last dim is not dense; a slice of a wider projection stays a view."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
@@ -84,7 +84,7 @@ def widen(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def computed_once(x):  # type: ignore[no-untyped-def]
-    """The same fp32 values, computed once: no instruction, but the compiler exchanges what follows from them between threads.
+    """The same fp32 values, computed once: no instruction is added, but the compiler exchanges derived values between threads instead.
 
     Where two layouts are needed it would otherwise recompute everything that it takes for cheap, from the loads on.
     """
@@ -105,7 +105,8 @@ def prefetch(addresses):  # type: ignore[no-untyped-def]
 def prefetch_rows(at, there, whole, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Asks for the first WIDTH elements of each row to be brought into L2.
 
-    A barrier keeps the compiler from starting a load earlier, and registers from holding it: a program asks first for what it reads last.
+    A barrier keeps the compiler from starting a load earlier, and registers from holding it: so a program prefetches first the data that it
+    reads last.
 
     Args:
         at: Addresses of the rows.

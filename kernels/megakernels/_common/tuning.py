@@ -2,8 +2,8 @@
 
 A kernel's default options follow from counts and hold on every device: warps, stages, and no limit of registers (`maxnreg`). `make gpu
 ONLY=tune` times the candidates below on a device, and writes the options that are faster to a file. Warps may change the order of sums
-inside a kernel, and so the last bits of its results; stages and registers do not. Everything that runs on one device uses one file, so
-results stay repeatable there.
+inside a kernel, and therefore the last bits of its results; stages and registers do not. Everything that runs on one device uses one file,
+so results stay repeatable there.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def forced(choice: Choice) -> Iterator[None]:
 
 
 def launch_options(kernel: str, default: Mapping[str, int], constants: Mapping[str, Any], device: torch.device) -> Options:
-    """Options of a launch: those measured on the device for these constants, else the default.
+    """Options of a launch: as measured on the device for these constants, else the default.
 
     Args:
         kernel: Name of the kernel's function.
@@ -114,7 +114,7 @@ def measured_options(measured: Tuned | None, kernel: str, constants: frozenset[t
 
 @cache
 def tuned(name: str, capability: tuple[int, int]) -> Tuned | None:
-    """The file of a device, by a word of its name; one of the same compute capability for a device without a file of its own."""
+    """The file of a device, by a word of its name; a device without its own file gets one of its compute capability."""
     found = [_read(path) for path in sorted(FOLDER.glob("*.json"))]
     words = re.split(r"[^a-z0-9]+", name.lower())
     own = next((each for each in found if each.name in words), None)

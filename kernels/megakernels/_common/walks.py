@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 UNROLLED = tl.constexpr(4)
-"""Positions that a turn of a convolution's walk takes: with the values of three earlier positions in registers, none is moved."""
+"""Positions per iteration of a convolution's loop: with three earlier positions in registers, none has to be moved."""
 
 
 @triton.jit

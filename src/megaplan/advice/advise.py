@@ -1,11 +1,11 @@
 """Advice for a spec that does not fit: the smallest changes that make it fit, fastest first.
 
 Changes of one edit are tried first, then of two, then of three, all with the same number of GPUs; then more GPUs. Changes whose lower bound
-on memory exceeds the device are left out. Single edits are priced in the order of their bound on time until that of the next is above the
-step of the last that is shown, so that none that fits and costs less is left out. Those with several chunks on a rank in loop placement,
-whose search for cuts that fit is long where none do, come last and may spend the limit of work. Larger changes are priced likely fits
-first, within a limit of work; if the command chooses cuts by the time of a step, that search is made only for those that are shown, and
-the others are priced under the cuts that it starts from, whose step is no shorter.
+on memory exceeds the device are left out. Single edits are priced in the order of their bound on the step, until the next bound is above
+the step of the last shown edit: no faster edit that fits is missed. Edits with several chunks per rank in loop placement come last and may
+spend the limit of work, because their search for cuts is long if no cuts fit. Larger changes are priced in the order of how likely they
+fit, within a limit of work. If the command chooses cuts by step time, it searches them only for the changes that are shown; the others are
+priced with the starting cuts of that search, whose step is no shorter.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MOST = 4
 WORK = 240_000
 """Work limit for all prices of one spec, in steps of about a microsecond."""
 SINGLES_WORK, LOOPS_WORK = 1_500_000, 500_000
-"""Work limits for all single edits without chunks in loop placement, which only deep stacks reach, and for those with such chunks."""
+"""Work limits: of all single edits without chunks in loop placement (only deep stacks reach it), and of those with such chunks."""
 CLIMBS = 400_000
 """Work limit for cuts by the time of a step, for the changes that are shown."""
 USEFUL_MOVES, USEFUL_OTHERS = 10, 12
-"""Number of edits of the mesh, and of others, that are combined in pairs; triples use half as many."""
+"""Number of mesh edits, and of other edits, that are combined in pairs; triples combine half of them."""
 HOPELESS = 1.5
 """Ratio of a likely peak to usable memory from which more GPUs are not tried."""
 GROWTH = tuple(2**power for power in range(1, 11))
@@ -104,7 +104,7 @@ class Adviser:
         return [self._advice(candidate, price)] if price is not None else []
 
     def _candidates(self, changes: Iterable[tuple[Edit, ...]]) -> list[LegalChange]:
-        """New legal changes, without those whose schedule is too long to examine."""
+        """New legal changes whose schedule is short enough to examine."""
         found, longest = [], max(MAX_REPLAYED, self._spec.num_actions)
         for edits in changes:
             spec = changed(self._spec, edits)
@@ -120,9 +120,9 @@ class Adviser:
         return found
 
     def _singles(self, candidates: Sequence[LegalChange]) -> list[Advice]:
-        """The fastest single edits that fit; if the work is spent before all are decided, only those that no other can undercut.
+        """The fastest single edits that fit; if the work limit ends the search, only the edits that no unexamined one can beat.
 
-        Edits with chunks in loop placement are an exception: those that the work does not reach are left out.
+        Edits with chunks in loop placement are left out once the work limit is spent.
         """
         found, loops = list[tuple[int, Advice]](), False
         left = [candidate for candidate in candidates if candidate.floor_bytes <= self._usable_bytes]
@@ -143,7 +143,7 @@ class Adviser:
         return [advice for _, advice in found]
 
     def _priced(self, candidate: LegalChange) -> Price | None:
-        """The price of a change; what it saves, and the closest change so far, are noted."""
+        """The price of a change; also records its saving and the closest change so far."""
         price = self._pricer.quick(candidate.spec)
         if price is not None and len(candidate.edits) == 1:
             self._ratios[candidate.edits[0]] = price.peak_bytes / self._before.peak_bytes
@@ -152,7 +152,7 @@ class Adviser:
         return price
 
     def _level(self, candidates: Sequence[LegalChange]) -> list[Advice]:
-        """The fastest changes that fit among those of one size."""
+        """The fastest changes that fit, of one number of edits."""
         found: list[tuple[Advice, LegalChange]] = []
         left = [candidate for candidate in candidates if candidate.floor_bytes <= self._usable_bytes]
         for candidate in sorted(left, key=self._order):
@@ -164,7 +164,7 @@ class Adviser:
         return self._climbed(found)
 
     def _climbed(self, found: Sequence[tuple[Advice, LegalChange]]) -> list[Advice]:
-        """Changes with the command's own cuts, as many as a further work limit allows; the fastest without them come first."""
+        """Changes priced with the command's own cuts, within a further work limit, fastest first."""
         work, advised = Work(CLIMBS), list[Advice]()
         searched, self._pricer.work = self._pricer.work, work
         for advice, candidate in found:
@@ -187,7 +187,7 @@ class Adviser:
         return int(self._before.peak_bytes * share)
 
     def _floor_ratio(self, candidate: LegalChange) -> float:
-        """Bound on the peak relative to the spec's own; for a host without bounds, as if more GPUs shared everything."""
+        """Bound on the peak relative to the spec's bound; for a host without bounds, as if all memory were shared by more GPUs."""
         if self._floor_bytes:
             return candidate.floor_bytes / self._floor_bytes
         return self._spec.mesh.world_size / candidate.spec.mesh.world_size

@@ -1,4 +1,4 @@
-"""Changes of a spec that may lower its peak; the global batch is kept, and so is the number of GPUs unless a factor changes it."""
+"""Changes of a spec that may lower its peak; the global batch stays, and also the number of GPUs unless a factor changes it."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Faster(NamedTuple):
 
 
 class Advice(Result, tuple[Faster, ...]):
-    """Changes that shorten a step on as many GPUs, fastest first; empty if none does."""
+    """Changes that shorten a step on the same number of GPUs, fastest first; empty if none does."""
 
     __slots__ = ()
 

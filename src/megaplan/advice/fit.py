@@ -31,7 +31,7 @@ def misfit(
         subject: Name of the estimated job.
         budget: Budget of the job, in which a rank does not fit.
         pricer: Prices changes of the spec as the command would; its work limit is set here.
-        of_cuts: Diagnostics from choosing the cuts; an MP501 of them names the slot, and says whether any split needs less.
+        of_cuts: Diagnostics from choosing the cuts; MP501 among them names the slot and says whether any split needs less memory.
         severity: Warning if an estimate was asked for, where "no" is an answer and not a failure.
         sized: Changes of the layout that was chosen for the command's GPUs, which its hints state; None if it states no GPUs.
     """

@@ -77,8 +77,8 @@ class Pricer:
         baseline: Cuts of an earlier plan, which are preferred among equally good ones.
         measured: Function from a spec to its costs file; None for modelled costs.
         work: Work limit that all prices share.
-        thorough: True if the command's own search for cuts that fit is made, however much the best ones exceed the memory.
-        useless_bytes: A peak from which a change that does not fit is of no use, so that its least peak is not searched for.
+        thorough: True to run the command's own search for cuts that fit, however much the best cuts exceed the memory.
+        useless_bytes: A peak above which a change that does not fit is useless: its least peak is not searched.
     """
 
     kept: Spans | None = None
@@ -140,7 +140,7 @@ class Pricer:
         return spec.num_actions <= MAX_ACTIONS
 
     def price(self, spec: Spec) -> Price | None:
-        """Cuts and peak, None if the command has none; if it does not fit, the peak may be larger than with the command's cuts."""
+        """Cuts and peak; None if the command has no cuts. If it does not fit, the peak may be larger than with the command's cuts."""
         found = self.quick(spec)
         return found if found is None or found.over_bytes > 0 else self.climbed(spec, found)
 
@@ -199,7 +199,7 @@ class Pricer:
         if over > 0 and num_slots > 1 and self.thorough:
             limited = replace(stack, sums=memory.sums(spans))
             self.work.spent += WORK_OF_MEAN * num_slots * num_layers
-            usable = self.usable_bytes(spec)  # what needs twice as much at least is hopeless, whatever its least peak
+            usable = self.usable_bytes(spec)  # a change that needs at least twice the memory is hopeless, whatever its least peak
             if limited.least_excess < max(1, min(usable, self.useless_bytes - usable)):
                 budgets = memory.num_budgets  # `climbed` then makes the command's search for a shorter step
                 spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured, memory, limited).cuts, num_layers)
@@ -213,7 +213,7 @@ class Pricer:
         return self._priced(spec, spans) if measured is not None else Price(spans, over + self.usable_bytes(spec), over)
 
     def _baseline(self, spec: Spec) -> tuple[int, ...] | None:
-        """Cuts of the earlier plan, if the spec has as many slots."""
+        """Cuts of the earlier plan, if the spec has the same number of slots."""
         return cuts_of(self.baseline) if self.baseline is not None and len(self.baseline) == spec.mesh.num_slots else None
 
     def _pipeline(self, spec: Spec, measured: MeasuredCosts | None) -> Pipeline:

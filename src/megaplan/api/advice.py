@@ -40,7 +40,7 @@ def advised(
         layout: Layout under the chosen cuts.
         budget: Budget of that layout.
         of_cuts: Diagnostics from choosing the cuts.
-        baseline: Cuts of the plan that a split keeps where it can.
+        baseline: Cuts of the plan, which a split prefers to equally good ones.
         severity: Severity of the diagnostic.
     """
     kept = job.spans if job.plan is not None else None

@@ -25,7 +25,7 @@ def batch_of(job: LoadedJob, gpus: int, given: int | None = None) -> tuple[int, 
 
 
 def open_batch(job: LoadedJob, gpus: int, given: int | None) -> tuple[int | None, tuple[Diagnostic, ...]]:
-    """The global batch that a search sets, None for the job's own; and the notes of reading, of which MP821 is on a batch that is open.
+    """The global batch that a search sets, None for the job's own; and the notes of reading. MP821 among them says that the batch is open.
 
     Raises:
         MegaplanError: MP495, more than a search takes.

@@ -101,12 +101,12 @@ class Estimate(Result):
 
     @cached_property
     def narrow(self) -> NarrowFit | None:
-        """The ranks for which the fit is a narrow one, with the most that runs of the host have reserved; None if it is not."""
+        """The ranks that fit narrowly, with the largest reserved bytes that measured runs of the host suggest; None if it is not."""
         return narrow_fit(self.budget, self.job.spec)
 
     @property
     def verdict(self) -> Verdict:
-        """`fits narrowly` is a fit for exit codes and searches; it says that as much as measured runs have reserved would not fit."""
+        """`fits narrowly` counts as a fit for exit codes and searches; with the reserved memory of measured runs the job would not fit."""
         return "does not fit" if not self.fits else "fits" if self.narrow is None else "fits narrowly"
 
     @property
@@ -180,7 +180,7 @@ class Estimate(Result):
     def faster(self) -> Advice:
         """Changes that shorten the step on the same number of GPUs, fastest first, each with the cuts, peak and step of its own estimate.
 
-        Empty where the job does not fit, where its step is not timed, and where no tried change gains 1 %.
+        Empty if the job does not fit, its step is not timed, or no tried change gains 1 %.
         """
         from megaplan.advice.faster import Advice  # noqa: PLC0415  (only where it is asked for)
         from megaplan.api.advice import faster_changes  # noqa: PLC0415

@@ -16,7 +16,7 @@ FORMAT = "megaplan.estimate/1"
 
 
 def estimate_document(found: Any, ranks: Sequence[RankBudget]) -> dict[str, Any]:
-    """The document of an estimate (`megaplan.Estimate`); `ranks` are those that were asked for."""
+    """The document of an estimate (`megaplan.Estimate`); `ranks` are the requested ones."""
     budget = found.budget
     return {
         "format": FORMAT,
@@ -46,7 +46,7 @@ def estimate_document(found: Any, ranks: Sequence[RankBudget]) -> dict[str, Any]
 
 
 def _towers(spec: Spec) -> dict[str, Any]:
-    """Parameters of the encoders of a multimodal model and of what projects them, by part; empty if there are none."""
+    """Parameters of a multimodal model's encoders and projections, by part; empty if there are none."""
     towers = spec.model.towers
     if towers is None:
         return {}

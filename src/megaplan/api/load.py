@@ -144,7 +144,7 @@ def load(
 
     Raises:
         MegaplanError: Every error of the source, the changes and the files; `diagnostics` has place, values and hints of each.
-        TypeError: The source is of another type, or a value is none that a spec can hold.
+        TypeError: The source is of another type, or a spec cannot hold a value.
 
     Examples:
         >>> import megaplan
@@ -204,7 +204,7 @@ def override_texts(overrides: Mapping[str, Any]) -> tuple[str, ...]:
     """Keyword overrides as `KEY=VALUE` texts: `{"mesh__tp": 8}` as `("mesh.tp=8",)`.
 
     Raises:
-        TypeError: A value is none that a spec can hold.
+        TypeError: A spec cannot hold a value.
     """
     return tuple(f"{key.replace('__', '.')}={_value_text(value)}" for key, value in overrides.items())
 
@@ -237,7 +237,7 @@ def _refuse_value(value: object) -> Any:
 
 
 def _from_text(text: str, path: str, changes: Sequence[str], costs: FilePath | None) -> LoadedJob:
-    """A spec, which is cut as it asks, or a plan with its own cuts."""
+    """A spec, whose `split` decides the cuts, or a plan with its own cuts."""
     if _is_plan(text):
         from megaplan.plan.read import parse_plan  # noqa: PLC0415  (a spec needs none of the plan's models)
 
@@ -333,5 +333,5 @@ def _is_hf_config(text: str) -> bool:
 
 
 def _is_plan(text: str) -> bool:
-    """True if the text is meant to be a plan, whole or cut off: a JSON object that says so, or that has decisions."""
+    """True if the text is meant to be a plan, complete or truncated: a JSON object with a plan's `format` or with decisions."""
     return text.lstrip().startswith("{") and ('"megaplan.plan/' in text or '"decisions"' in text)

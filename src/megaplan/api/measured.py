@@ -42,8 +42,8 @@ def measured_steps(path: str, seconds: float | None = None, changes: tuple[str, 
         changes: `KEY=VALUE` texts of that spec.
 
     Raises:
-        MegaplanError: MP487, there are no such rows, they are of several hosts, the run has too few steps, or the time of a spec cannot be
-            modelled; what `megaplan.load` raises.
+        MegaplanError: MP487: no such rows, rows of several hosts, too few steps, or a spec whose time cannot be modelled. Also the errors
+            of `megaplan.load`.
     """
     if seconds is not None:
         if not SHORTEST <= seconds <= LONGEST:
@@ -126,7 +126,7 @@ def _run_seconds(run: Path) -> float:
     path = run / METRICS
     seconds = [each["step_seconds"] - each["data_seconds"] for each in _lines(path) if each["step"] > 1]
     if len(seconds) < FEWEST_STEPS:
-        raise refuse("MP487", f"{path} has {len(seconds)} steps after the first, and at least {FEWEST_STEPS} are needed", "train longer")
+        raise refuse("MP487", f"{path} has {len(seconds)} steps after the first; at least {FEWEST_STEPS} are needed", "train longer")
     found = float(median(seconds))
     if not SHORTEST <= found <= LONGEST:
         raise refuse("MP487", f"the median step of {path} takes {found:g} s, and it is from {SHORTEST:g} to {LONGEST:g}", "train longer")

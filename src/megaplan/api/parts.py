@@ -1,4 +1,4 @@
-"""The parts of a job besides its memory and step: traffic between ranks, the whole run, and the post-training plan."""
+"""The parts of a job in addition to memory and step: traffic between ranks, the whole run, and the post-training plan."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def parts_of(spec: Spec, inventory: Inventory, layout: Layout, time: PlannedTime
         inventory: Parameter tensors of the spec.
         layout: Slots of the spec.
         time: Time of its step.
-        budget: Budget of the layout; built where it is needed if None.
+        budget: Budget of the layout; if None, it is built when needed.
     """
     spans = layout.spans
     return JobParts(traffic_of(spec, inventory, spans), _run(spec, inventory, layout, time, budget), _post_training(spec, inventory, spans))

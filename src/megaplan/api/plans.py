@@ -120,7 +120,7 @@ def diff(before: PlanSource, after: PlanSource, /) -> Diff:
 
 
 def check(plan: PlanSource, /, *, costs: FilePath | None = None, spec: FilePath | None = None, signer: FilePath | None = None) -> Check:
-    """Plan a plan's inputs again and compare: changed decisions, digest, stale reasons, and whether it still fits and is its spec's.
+    """Plan a plan's inputs again and compare: changed decisions, digest, stale reasons, whether it fits and whether its spec has changed.
 
     Args:
         plan: A path, a mapping, or a `PlanDocument`.
@@ -150,7 +150,7 @@ def check(plan: PlanSource, /, *, costs: FilePath | None = None, spec: FilePath 
 
 
 def _edited(plan: PlanDocument, name: str, path: FilePath | None) -> tuple[Diagnostic, ...]:
-    """MP416 if the plan's spec has other values; only a warning if none of them is in the digest."""
+    """MP416 if the spec file has other values than the plan's spec; a warning if the digest covers none of them."""
     given = path is not None
     if path is None:
         path = next((each for ending in (".yaml", ".yml") if os.path.isfile(each := Path(name).with_suffix(ending))), None)

@@ -31,8 +31,8 @@ def measured_constants(folder: str, results: str, held_out: Sequence[str] = (), 
         changed: Kernels that changed after these runs, with their times before and after: the constants are those of today's kernels.
 
     Raises:
-        MegaplanError: MP487, the results lack facts or a profiled run, or its spec is of another host or device; what `megaplan.load`
-            raises.
+        MegaplanError: MP487: the results lack facts or a profiled run, or the spec of a run has another host or device. Also the errors of
+            `megaplan.load`.
     """
     from megaplan.layout.changed import changed_kernels  # noqa: PLC0415
     from megaplan.layout.profile import constants  # noqa: PLC0415
@@ -60,7 +60,7 @@ def _steps(folder: str, path: str) -> Iterator[tuple[str, float, TrainedPlan]]:
 
 
 def _results(path: str) -> dict[str, Any]:
-    """One document, or lines: those with `run` are runs, the others facts."""
+    """One document, or lines: a line with `run` is a run, any other states facts."""
     text = read_text(path)
     try:
         documents: list[Any] = [json.loads(text)]
@@ -68,7 +68,7 @@ def _results(path: str) -> dict[str, Any]:
         try:
             documents = [json.loads(line) for line in text.splitlines() if line.strip()]
         except (ValueError, RecursionError) as error:
-            raise refuse("MP487", f"{path} is not JSON, nor a line of JSON for each run: {error}", FORM) from None
+            raise refuse("MP487", f"{path} is neither JSON nor JSON lines, one for each run: {error}", FORM) from None
     if not all(isinstance(each, dict) for each in documents):
         raise refuse("MP487", f"{path} has a line that is not an object", FORM)
     found: dict[str, Any] = {"runs": []}

@@ -33,12 +33,12 @@ class ProjectedPoint:
 
     Attributes:
         devices: Devices.
-        layout: `KEY=VALUE` texts of what differs from the measured run.
+        layout: `KEY=VALUE` texts of the keys that differ from the measured run.
         step_seconds: Seconds of a step, with the calibrated rates.
         low: Lower end of its 80 % interval.
         high: Upper end.
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
-        efficiency: The same over that of the calibrated model on the measured devices.
+        efficiency: The same relative to the efficiency of the calibrated model on the measured devices.
         peak_bytes: The largest peak of any rank.
         headroom_bytes: Usable bytes less the peak; negative if it does not fit.
     """
@@ -69,7 +69,7 @@ class Projection(Result):
         share_before: Share of the peak that products reach by the constants.
         share: The same by the measured run.
         searched: True if the layout was searched at each number of devices; False if the data axis grew.
-        points: Points, in the order that was asked for; a number of devices on which nothing fits has none.
+        points: Points in the requested order; a number of devices on which nothing fits has no point.
     """
 
     format: str
@@ -124,8 +124,8 @@ def project(
         report: Callback for the progress of a search.
 
     Raises:
-        MegaplanError: MP473, a number is not a multiple of the measured devices; MP487, the measured steps cannot be read; what
-            `megaplan.search` raises.
+        MegaplanError: MP473, a number is not a multiple of the measured devices; MP487: the measured steps cannot be read. Also the errors
+            of `megaplan.search`.
 
     Examples:
         >>> import json, megaplan, pathlib, tempfile
@@ -144,7 +144,7 @@ def project(
         raise refuse("MP473", f"{len(to)} numbers of devices, and 1 to {MOST_POINTS} are projected", f"--to {2 * world},{4 * world}")
     own = next(each for each in calibrations(steps) if each.device == job.spec.device.name and each.dtype == steps[0].dtype)
     if own.dtype not in get_args(RecipeType):
-        detail = f"the step was measured in {own.dtype}, and rates are those of {', '.join(get_args(RecipeType))}"
+        detail = f"the step was measured in {own.dtype}, but rates exist only for {', '.join(get_args(RecipeType))}"
         raise refuse("MP487", detail, "precision: {params: bf16}")
     calibrated = (f'device.reached={{"{own.dtype}": {own.after}}}', *([] if own.factor == 1 else [f"device.step_factor={own.factor}"]))
     modelled = steps[0].predict(own.after) * own.factor

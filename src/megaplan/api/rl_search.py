@@ -70,7 +70,7 @@ class RlSearch(Result):
         device: Device.
         num_devices: Devices of every plan.
         num_plans: Combinations of placement, mesh and engine.
-        num_evaluated: Plans that were estimated whole: those with the fastest meshes and engines of each pool.
+        num_evaluated: Plans that were fully estimated: the ones with the fastest meshes and engines of each pool.
         stopped: True if the time limit ended the search.
         rows: Plans that fit.
     """
@@ -138,7 +138,7 @@ def rl_search(
     Args:
         source: A spec with the section `post_training`.
         *changes: `KEY=VALUE` texts.
-        gpus: Devices of every plan; by default those of the spec.
+        gpus: Devices of every plan; by default the spec's number.
         top: Rows.
         seconds: Time limit.
         **overrides: Changes with two underscores for the dot.
@@ -186,7 +186,7 @@ def rl_search(
 
 
 def _all_devices(plan: PostTraining, world_size: int) -> int:
-    """Devices of the spec's own plan; `world_size` are those that train."""
+    """Devices of the spec's own plan; `world_size` counts the training devices."""
     return world_size + (plan.rollout.gpus or world_size) if plan.placement == "split" else world_size
 
 

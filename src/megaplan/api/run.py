@@ -30,8 +30,8 @@ def run(
         The run. Times are in seconds unless the name says otherwise; ends of a spread follow from the step's 80 % interval.
 
     Raises:
-        MegaplanError: Every error of the source and the changes; MP470, a quantity cannot be read; MP471, the step has no time; MP472,
-            interruptions come faster than anything is saved.
+        MegaplanError: Every error of the source and the changes; MP470, a quantity cannot be read; MP471, the step has no time; MP472:
+            interruptions are more frequent than finished saves.
 
     Examples:
         >>> import megaplan

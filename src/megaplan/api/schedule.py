@@ -86,7 +86,7 @@ class Schedule(Result):
 
     @property
     def num_slots(self) -> int:
-        """Slots of all ranks: the parts of the model, of each of its copies."""
+        """Slots of all ranks: the parts of each copy of the model."""
         return self.pp * self.vpp * num_copies(self.placement)
 
     @property
@@ -122,7 +122,7 @@ def schedule(
     p2p: int = 0,
     hidden: int = 0,
 ) -> Schedule:
-    """Order the computations of each pipeline rank; report what each rank holds and how long it waits.
+    """Order the computations of each pipeline rank; report each rank's microbatches in flight and waiting time.
 
     Args:
         kind: gpipe, 1f1b, interleaved_1f1b, looped_bfs, interleaved_zero_bubble, zbv, dualpipev, dualpipe or paired_1f1b.

@@ -33,7 +33,7 @@ LARGE_GAP = 0.03
 LAUNCHES = {"megatron": ".sh"}
 """Suffix of a host's launch file."""
 SECONDS = 20.0
-"""Time limit of a search that has none of its own."""
+"""Default time limit of a search."""
 OBJECTIVES = ("time", "headroom", "tokens_per_second_per_device")
 
 
@@ -46,8 +46,8 @@ class Search(Result):
         devices: Devices of every layout.
         objective: Objective by which rows are ordered.
         rows: Layouts, best first; empty if none fits.
-        stopped: Empty if every layout was considered; else why the rows are the best so far: `time`, `interrupt`, or `gap` where the first
-            row is within 1 % of the bound.
+        stopped: Empty if every layout was considered; else the reason to stop early: `time`, `interrupt`, or `gap` (the first row is within
+            1 % of the bound).
         seconds: Time limit; None for none.
         num_layouts: Legal meshes with a micro-batch; each has the schedules that run on it.
         num_evaluated: Exact evaluations.
@@ -72,7 +72,7 @@ class Search(Result):
         spec, state = self.job.spec, "" if self.complete else f"; the best so far ({self.stopped})"
         tried = f"{self.num_layouts:,} meshes, {self.num_evaluated:,} exact evaluations{state}"
         best = self.rows[0]._summary() if self.rows else ("nothing fits",)
-        proof = "" if self.gap is None else f", at most {100 * self.gap:.1f} % above the best"
+        proof = "" if self.gap is None else f", at most {100 * self.gap:.1f} % slower than the best"
         return (f"{spec.name} on {self.devices_text}", f"best: {best[0]}", *best[1:], f"{tried}{proof}")
 
     def _rows(self) -> Sequence[Row]:
@@ -139,7 +139,7 @@ class Search(Result):
 
     @cached_property
     def fewest(self) -> FewestDevices | None:
-        """If no layout fits: the smallest number of devices, of those that were tried, on which one does, with its row."""
+        """If no layout fits: the smallest tried number of devices on which one fits, with its row."""
         return None if self.rows else fewest_devices(self._explored.task, self._explored.answer_ends())
 
     def command(self, row: LayoutRow) -> str:
@@ -161,7 +161,7 @@ class Search(Result):
         """Write a plan file for each row into a folder, which is created if it does not exist; under another host also its launch.
 
         Returns:
-            The paths of the plans, best first: `NAME-1.json` and so on; then those of launches, such as `NAME-1.sh` for host megatron.
+            The paths of the plans, best first: `NAME-1.json` and so on; then the paths of launches, such as `NAME-1.sh` for host megatron.
 
         Raises:
             OSError: One cannot be written.
@@ -212,9 +212,9 @@ def search(
 
     The global batch, the sequence length and the model stay fixed. The search covers pp, tp, cp, ep, etp, both parts of dp, resharding,
     vocabulary sharding and optimizer sharding, and, as `vary` says, schedule with vpp, micro-batch, recompute by family, gradient
-    precision and kernels. Among the cuts that fit, those with the least time of the busiest slot, or rank, are chosen, and with pairs in
-    turns those with the shortest step. `pools` keep their devices and their order; a layout has as many pipeline ranks as divide each of
-    them into whole stages.
+    precision and kernels. Of the cuts that fit, the ones with the least time of the busiest slot (or rank) are chosen; with pairs in turns,
+    the ones with the shortest step. `pools` keep their devices and their order; the number of pipeline ranks of a layout must divide each
+    pool into whole stages.
 
     Args:
         source: A spec: a path, a mapping, or a job that was loaded.
@@ -277,18 +277,20 @@ def _check_limits(job: LoadedJob, devices: int, top: int, seconds: float | None)
     """Checks the numbers of a search.
 
     Raises:
-        MegaplanError: MP489, a number is not positive; MP509, a pool has devices for no whole stage.
+        MegaplanError: MP489, a number is not positive; MP509: a pool has too few devices for one stage.
     """
     if devices < 1 or top < 1:
         raise refuse("MP489", f"--devices {devices}, --top {top}: both are at least 1", "--devices 8 --top 10")
-    for key, detail, hint in uneven_pools(job.spec, devices, devices):  # with as many stages only pools that leave none for `device`
+    for key, detail, hint in uneven_pools(
+        job.spec, devices, devices
+    ):  # with the same number of stages only if no stage is left for `device`
         raise refuse("MP509", detail, hint, "pools: []", key=key)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise refuse("MP489", f"--seconds {seconds:g}: a time limit is above 0", "--seconds 20", "--exhaust")
 
 
 def estimate_command(job: LoadedJob, row: LayoutRow) -> str:
-    """The command that prints a row's step and memory, with the changes of the job and those of the row."""
+    """The command that prints a row's step and memory, with the changes of the job and of the row."""
     base = set(changes_of(job.spec))
     own = [text for text in row.decisions if text not in base] + list(cuts_of_row(row))
     read = set(changes_of(load(job, *own).spec))  # a default that follows from other keys may be another one there

@@ -23,7 +23,7 @@ FREE_PERCENT = 6
 """Percent of a device that a quick search leaves free if a layout can; a measured run reserved up to 5.4 % more than its estimate."""
 _DEGREES = frozenset({"mesh", *(f"mesh.{name}" for name in Mesh.model_fields)})
 _KEPT = ("batch.micro_batch_size", "schedule.kind", "sharding.reshard_after_forward", "host.kernels", "precision.grads")
-"""Keys that a quick search would decide, and keeps where a change states them."""
+"""Keys that a quick search decides, unless a change states them."""
 
 
 class JobSize(NamedTuple):
@@ -43,7 +43,7 @@ class JobSize(NamedTuple):
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """`KEY=VALUE` texts of what has a key of its own."""
+        """`KEY=VALUE` texts of the settings that have a key."""
         device = () if self.device is None else (f"device.name={self.device}",)
         return (*device, *(() if self.seq_length is None else (f"batch.seq_length={self.seq_length}",)))
 
@@ -55,7 +55,7 @@ def load_sized(source: Source, changes: Sequence[str], size: JobSize, *, costs: 
 
     Args:
         source: A source of `megaplan.load`.
-        changes: `KEY=VALUE` texts; a degree of the mesh among them rules the search out, which keeps what the others state.
+        changes: `KEY=VALUE` texts; if one is a degree of the mesh, there is no search; a search keeps the other stated keys.
         size: The stated size.
         costs: A costs file.
 

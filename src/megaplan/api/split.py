@@ -146,7 +146,7 @@ def split(
         *changes: `KEY=VALUE` texts; the plan records them.
         mode: `equal`, `weighted` or `manual`, instead of the spec's `split.mode`.
         objective: `bottleneck` or `step_time`, instead of the spec's `split.objective`.
-        baseline: A plan whose cuts are kept where that is free.
+        baseline: A plan whose cuts are kept if equally good.
         costs: A costs file (times in ns) to cut by, instead of modelled costs.
         device_file: Device file, as in `megaplan.load`.
         **overrides: Changes as keywords: `mesh__pp=4`.

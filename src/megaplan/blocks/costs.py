@@ -48,7 +48,7 @@ LATE = ("attention",)
 def gathered_work(work: Work, cp: int, *, own_gradients: bool = False) -> Work:
     """Work on the tokens of all ranks of a context group, whose forward runs again in backward.
 
-    With `own_gradients` its gradients are those of the rank's own tokens.
+    With `own_gradients` only the gradients of the rank's own tokens are counted.
     """
     again, back = work * cp, work if own_gradients else work * cp
     return replace(

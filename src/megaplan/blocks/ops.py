@@ -1,4 +1,4 @@
-"""The operations of a block: what each reads, makes and keeps. a host replays them."""
+"""The operations of a block with the tensors that each reads, makes and saves; a host replays them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Dims(NamedTuple):
         dtype: Dtype of activations: `precision.params`, bf16 if that is fp8.
         stat_dtype: Dtype of statistics and states: fp32.
         packed: True if rows hold several documents, each position with the int32 place at which its own begins.
-        is_last_cp_rank: True for the last rank of a CP group, where the walk over the pieces reverses.
+        is_last_cp_rank: True for the last rank of a CP group, at which the relay over the pieces reverses.
         ep: Ranks over which experts are spread.
         etp: Ranks over which each expert is sharded.
         kernels: True if Triton's kernels run the operations.
@@ -87,7 +87,7 @@ class Dims(NamedTuple):
 
     @property
     def boundary(self) -> tuple[int, int, int]:
-        """Shape of what a block hands to the next: all streams."""
+        """Shape of the value that a block passes to the next: all streams."""
         return (self.batch, self.residual_tokens, self.hidden * self.streams)
 
     @property
@@ -109,7 +109,7 @@ GIVEN = "given "
 
 
 def given(name: str) -> str:
-    """A value of an earlier block that a block reads, by its name there; another block or the stage owns it."""
+    """A value of an earlier block, by its name there, that a block reads but does not own."""
     return GIVEN + name
 
 
@@ -118,14 +118,14 @@ EARLIER = given("earlier values")
 CHOICE = "choice"
 """The keys that a block's queries chose, which it passes on to later blocks."""
 TAKE = "take values"
-"""The operation, before all others, by which a block takes over what the stage has held since an earlier block made it."""
+"""The first operation of a block: it takes over a value that the stage has held since an earlier block made it."""
 
 
 class Flow(Enum):
     """Way in which gradients pass an operation.
 
-    It computes new ones, cuts views of one storage and joins their gradients, adds and hands the same gradient on, or passes it on as a
-    view of other dims.
+    It computes new tensors; or cuts one storage into views and joins their gradients; or adds and passes the same gradient on; or passes
+    the gradient on as a reshaped view.
     """
 
     COMPUTE = "compute"
@@ -142,20 +142,20 @@ class Op(NamedTuple):
         reads: Storages or views it reads.
         makes: Storages it makes (or views it cuts, for `Flow.VIEW`).
         keeps: Storages that it keeps for backward, besides parameters.
-        params: Parameters whose gradients its backward makes, by their names in the block.
+        params: Parameters whose gradients its backward computes, by their names in the block.
         grads: Storages that receive a gradient; None for all of `reads`.
         fetches: Storages its backward makes for itself: gathered inputs that were not kept, partial sums before a reduction.
-        sums: Storages in which it sums its parameters' gradients, which it makes of them at its end, when `fetches` are freed.
+        sums: Storages in which it sums its parameters' gradients; the gradients are made from them at its end, when `fetches` are freed.
         flow: Way in which gradients pass.
         holds: Storages that a Python frame still names while it runs, though nothing reads them any more.
-        keeps_first: True if it saves before it runs, as torch's products do: `keeps`, and its weight, which is all if that is frozen.
-        late: Parameters whose gradients a split backward leaves to W, those of linears, each with the output whose gradient that needs.
+        keeps_first: True if it saves before it runs, as torch's products do: `keeps` and its weight; only the weight if that is frozen.
+        late: Parameters of linears, whose gradients a split backward leaves to W, each with the output whose gradient W needs.
         late_fetches: Further fetches that only those gradients need; in a split backward W makes them.
-        late_inside: Scratch of the one product that makes all of those gradients; empty if each has a product of its own.
+        late_inside: Scratch of the one product that makes all of those gradients; empty if each has its own product.
         hands_views: True if the gradients that it makes, its parameter's too, are views, to which autograd adds nothing in place.
-        call: The first of the linears that one call of the runtime multiplies, where several are operations of their own.
-        before: Points of its backward before its parameters' gradients, each with the storages that it makes for itself, in place of
-            `fetches`, and whether the gradients of what it reads are there.
+        call: The first of the linears that the runtime multiplies in one call, if they are separate operations.
+        before: Points of its backward before its parameters' gradients, each with its temporary storages, in place of `fetches`, and
+            whether its input gradients exist.
         waits: True if another block's W needs what it keeps.
         for_params: True if only its parameters' gradients need `keeps` and `fetches`, as in a product with a scale.
     """
@@ -181,7 +181,7 @@ class Op(NamedTuple):
     for_params: bool = False
 
     def renamed(self, names: Mapping[str, str]) -> Op:
-        """The operation with other names of storages; those that `names` does not have stay."""
+        """The operation with other names of storages; names that `names` lacks do not change."""
 
         def of(old: tuple[str, ...]) -> tuple[str, ...]:
             return tuple([names.get(name, name) for name in old])
@@ -219,7 +219,7 @@ class Op(NamedTuple):
 
     @property
     def is_view(self) -> bool:
-        """True if its results have no storage of their own."""
+        """True if its results are views, without storage."""
         return self.flow in (Flow.VIEW, Flow.RESHAPE)
 
 
@@ -248,7 +248,7 @@ def linear(
 
 
 class Projection(NamedTuple):
-    """One of several linears that read one input: name, what it makes, weight, bias."""
+    """One of several linears that read one input: name, output, weight, bias."""
 
     name: str
     makes: str
@@ -259,8 +259,8 @@ class Projection(NamedTuple):
 def project(reads: str, gathered: str, *projections: Projection, sharded: bool, holds: tuple[str, ...] = ()) -> tuple[Op, ...]:
     """Column-parallel linears of one input, as `TensorParallel.project` runs them.
 
-    Under TP they are one operation: own tokens are gathered, multiplied and kept, and gathered again in backward, next to the partial
-    gradient of what was gathered, which leaves as a reduce-scatter.
+    Under TP they are one operation: it gathers the local tokens, multiplies and saves the local ones; backward gathers them again and
+    reduce-scatters the partial gradient of the gathered tokens.
 
     Args:
         reads: The rank's own tokens.
@@ -290,7 +290,7 @@ def project(reads: str, gathered: str, *projections: Projection, sharded: bool, 
 
 
 def partial_gradient(gathered: str) -> str:
-    """The gradient of gathered tokens before its reduction, as a storage of its own."""
+    """The gradient of gathered tokens before its reduction, as a separate storage."""
     return f"{gathered}_partial"
 
 
@@ -308,7 +308,7 @@ def norm(name: str, reads: str, makes: str, rstd: str, param: str) -> Op:
 
 
 def plain_norm(name: str, reads: str, makes: str, prefix: str) -> Op:
-    """RMSNorm without a scale: it reads ones, which it makes and keeps."""
+    """RMSNorm without a scale: it makes, reads and saves a tensor of ones."""
     kept = f"{prefix}rstd", f"{prefix}ones"
     return Op(name, (reads,), (makes, *kept), keeps=(reads, *kept))
 
@@ -344,14 +344,15 @@ def output_ops(reads: str, *, sharded: bool, bias: str | None = None) -> tuple[O
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockProgram:
-    """A block's operations: the same for all sizes, so that one value, and what follows from it, serves every block of a kind.
+    """A block's operations, independent of sizes: all blocks of a kind share one value and its derived results.
 
     Attributes:
         ops: In execution order; the first reads `x`, the last makes `out`.
         held: Storages that a local of the block's forward names until it returns.
         reruns: Names of the operations that selective recompute runs again.
-        caches: Storages that it keeps until then, whether or not an operation does, so that what makes them does not run again.
-        after: Names of operations after what selective recompute wraps: what they keep is kept, though an operation of it makes it.
+        caches: Storages that it keeps until then in any case, so that their operations do not run again.
+        after: Names of operations after the region of selective recompute: the tensors that they save are kept, even if an operation of the
+            region makes them.
     """
 
     ops: tuple[Op, ...]

@@ -24,9 +24,9 @@ class Payload(NamedTuple):
         source: Global index of the layer that passes it on.
         readers: Global indices of the layers that read it, rising; the number of layers for the last norm.
         shape: Function from a rank's sizes to the shape of one microbatch's value.
-        kept: The value as its own layer's backward needs it: the layer's input, a result that it keeps unless it runs again as a whole, or
-            a result that it does not keep.
-        dtype: Dtype; None for that of its letter's activations.
+        kept: How the layer that makes the value keeps it for backward: as its input, as a result kept except under full recompute, or not
+            at all.
+        dtype: Dtype; None for the dtype of its letter's activations.
         letter: Letter of the layer that passes it on; empty for the stream's dtype.
         has_gradient: False if no gradient flows back, as from a choice of keys.
     """

@@ -1,4 +1,4 @@
-"""Storages: a name's bytes, the budget column they belong to, and what they are made of.
+"""Storages: bytes, budget column and composition by name.
 
 Storages of blocks come first, then those that M and R keep and hold if a CP group shares a sequence (two pieces per rank,
 docs/concepts/context-parallelism.md), then bytes that operations hold inside their Triton kernels.
@@ -16,7 +16,7 @@ from megaplan.columns import Basis, Column
 from megaplan.dtypes import DType
 
 Stored = tuple[int, Column, tuple[int, ...], DType, Basis]
-"""A storage: its bytes, their column, and what they are made of. A plain tuple: an evaluation makes hundreds."""
+"""A storage: its bytes, their column and composition. A plain tuple: an evaluation makes hundreds."""
 Shapes = dict[str, Stored]
 
 
@@ -37,8 +37,8 @@ def mixer_storages(dims: Dims, shapes: Mapping[str, tuple[int, ...]], statistics
 
     Args:
         dims: Local sizes.
-        shapes: Storages of its own in the dtype of activations.
-        statistics: Statistics and states of its own.
+        shapes: Further storages in the dtype of activations.
+        statistics: Further statistics and states.
     """
     stream = dict.fromkeys(("normed", "o", "out"), dims.residual)
     return {
@@ -54,19 +54,19 @@ HANDED, ARRIVING = "handed", "arriving"
 
 
 def num_lanes(num_heads: int, cp: int) -> int:
-    """Into how many lanes a recurrence's heads (or groups of heads) are cut, so that the ranks of a CP group work at the same time.
+    """Number of lanes into which a recurrence's heads (or groups of heads) are divided, so that all ranks of a CP group work at once.
 
-    With n lanes a rank works in 2 · n of the 2 · n + 2 · cp − 2 turns that the walk over the pieces takes; more lanes than twice the ranks
-    would gain little and make small kernels.
+    With n lanes a rank works in 2 · n of the 2 · n + 2 · cp − 2 turns that the walk over the pieces takes; more than twice as many lanes as
+    ranks would gain little and make small kernels.
     """
     return max(lanes for lanes in range(1, min(num_heads, 2 * cp) + 1) if num_heads % lanes == 0)
 
 
 def handed_storages(dims: Dims, num_heads: int, lanes: int, *widths: int) -> Shapes:
-    """Lanes of state held at the peak of a walk, in addition to what is kept: `handed`, and `arriving`, which another rank has sent.
+    """Lanes of state held at the peak of a relay, in addition to saved ones: `handed`, and `arriving`, which another rank has sent.
 
-    Each rank holds what the walk begins with and the lane that is being made; one that sends on what it makes also the lane before that,
-    and the one where the walk turns all the lanes before that, until it has the last one.
+    Each rank holds the initial state and the lane in progress; a rank that sends its result also holds the previous lane, and the rank at
+    which the relay reverses holds all previous lanes until the last.
     """
     state, before = dims.batch * num_heads // lanes * prod(widths), lanes - 1 if dims.is_last_cp_rank else 1
     return {
@@ -76,7 +76,7 @@ def handed_storages(dims: Dims, num_heads: int, lanes: int, *widths: int) -> Sha
 
 
 def piece_positions(dims: Dims) -> int:
-    """Positions of a sequence, or of a piece of it where it is shared, that a recurrence takes at once."""
+    """Positions of a sequence, or under CP of a piece, that a recurrence processes at once."""
     return dims.tokens // PIECES if dims.cp > 1 else dims.tokens
 
 
@@ -130,7 +130,7 @@ class Lane(NamedTuple):
     copied_starts: int
 
     def copied_states(self, dims: Dims, num_states: int, nbytes: int) -> int:
-        """Bytes of saved states that are copied, a piece's and lane's part of them, unless that part is one run of memory."""
+        """Bytes of the copied part (of a piece and lane) of saved states; 0 if the part is contiguous."""
         return nbytes if dims.batch > 1 or (self.lanes > 1 and num_states > 1) else 0
 
     def inside(
@@ -163,7 +163,7 @@ def lane_of(dims: Dims, heads: int, groups: int) -> Lane:
 
 
 def inside_storages(dims: Dims, inside: KernelScratch | None) -> Shapes:
-    """The storages that represent what an operation holds, counted in elements of activations; none for plain torch."""
+    """The storages that represent an operation's scratch, counted in elements of activations; none for plain torch."""
     if inside is None:
         return {}
     counts = {INSIDE: (inside.forward // dims.dtype.bytes,), INSIDE_BACKWARD: (inside.backward // dims.dtype.bytes,)}

@@ -5,7 +5,7 @@ activations, softmax and rotations count in bytes only. Bytes are ideal: each op
 once. Backward is split into the gradient of the inputs (I) and of the weights (W), because pipeline schedules place them separately. Costs
 (FLOPs and bytes) are for the unsharded model; times divide by the mesh's degrees, which a `Workload` then carries.
 
-An operation's work, and what its implementations take, are in its facts next to its kernel (`megakernels.ops.<operation>.facts`).
+An operation's work, and the memory of its implementations, are in its facts next to its kernel (`megakernels.ops.<operation>.facts`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Workload(NamedTuple):
         itemsize: Bytes of one activation element.
         tp: Divides heads, groups and widths that tensor parallelism shards.
         ep: Ranks over which the experts are spread.
-        etp: Divides the width of each expert; as many ranks then compute on each row.
+        etp: Divides the width of each expert; that number of ranks then computes on each row.
         gathers: True if experts read rows where they are (`host.kernels: triton`), instead of sorted copies.
         joins_loss: True if head and loss are one operation (`Model.joins_loss`), which makes logits again in backward.
         cp: Ranks that share a sequence.
@@ -72,20 +72,20 @@ class Workload(NamedTuple):
 class OpWork(NamedTuple):
     """The work of an operation of a block, as a rank runs it.
 
-    `blocks.ops.Op` is the operation, without sizes. Its storages have theirs in the program's `Shapes`, its work here; decision 19 says
-    why these are tables next to the program.
+    `blocks.ops.Op` is the operation, without sizes. Its storages are in the program's `Shapes`, its work is here; decision 19 says why
+    these are tables next to the program.
 
     Attributes:
-        name: Name of the operation (`blocks.ops.Op.name`) if the program has one of its own for this work.
-        part: Whose efficiency its contractions have: a letter's or `head`'s linears, or a kernel's.
+        name: Name of the operation (`blocks.ops.Op.name`) if the program has a separate operation for this work.
+        part: Key of its contractions' efficiency: a letter's linears, `head`, or a kernel.
         work: Per token that passes through it.
         facts: Costs of its implementations; None for a library's product, or one kernel that is ideal.
         weights: Elements of the matrices it multiplies by, on this rank.
         is_linear: A matrix product with a parameter, whose weight gradient a split backward leaves to W.
-        own_tokens: Under sequence parallelism it runs on the rank's own slice of the tokens, else on the gathered ones.
+        own_tokens: Under sequence parallelism it runs on the rank's local tokens, else on the gathered ones.
         closes: The product that ends the block: recompute stops before it.
         skew: Rows of the busiest rank over the even share, of an operation on routed rows; None for others.
-        num_steps: Dependent steps of its forward, which no parallelism shortens; its backward takes twice as many.
+        num_steps: Sequential steps of its forward; its backward has twice as many.
         counts: Names of the operations that it counts together; empty for the one of its name.
         in_width: Width of a linear's input on this rank.
         unpacked: Rows and columns of its matrix, if that is made of packed rows, once in forward and once for the input's gradient.

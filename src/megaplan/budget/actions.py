@@ -1,8 +1,8 @@
 """Peaks of a chunk's actions: the segments of its blocks on the tape, one after another, from the level at which the action begins.
 
-A forward and a backward add up what their blocks leave. Under a pipeline whole gradients accumulate and are reduced once a step, in an
-action of their own: the slot's own group first, then its layers in order. Without one every backward reduces: a layer when it is done, the
-slot's own group at the end. First gradients are cast for accumulation after each layer, the slot's own when all are done.
+A forward and a backward add up the bytes that their blocks leave. Under a pipeline whole gradients accumulate and are reduced once a step,
+in a separate action: the slot's own group first, then its layers in order. Without one every backward reduces: a layer when it is
+done, the slot's own group at the end. First gradients are cast for accumulation after each layer, the slot's own when all are done.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
     Args:
         chunk: Chunk of a rank.
         state: State of the chunk before it.
-        absent: Bytes that are not allocated before the first product, for a rank's first forward.
+        absent: Bytes that are not allocated until a rank's first product, in its first forward.
         weight_grads: True if the gradients of linear layers exist.
     """
     fresh = state is UNTOUCHED or not chunk.policy.pipelined
@@ -114,7 +114,7 @@ class Accumulating(NamedTuple):
     """Settings of a backward where gradients accumulate.
 
     Attributes:
-        accumulates: True if gradients are added in place to those of a microbatch before.
+        accumulates: True if gradients are added in place to an earlier microbatch's.
         fetches: True if layers are gathered again for it.
         takes: True if the gradients of experts are taken inside their layer's backward.
         casts: True if first gradients are cast.
@@ -136,7 +136,7 @@ def backward_settings(policy: ChunkPolicy, state: ChunkState, *, in_place: bool)
 
 
 def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
-    """The largest point of a backward where whole gradients accumulate: under a pipeline, and without FSDP2."""
+    """The largest point of a backward that accumulates unsharded gradients: under a pipeline, or without FSDP2."""
     policy, frees = chunk.policy, not chunk.policy.pipelined
     cast, summed = backward_settings(policy, state, in_place=False), backward_settings(policy, state, in_place=True)
     settings = summed if policy.in_place else cast
@@ -181,12 +181,12 @@ def _before_backward(chunk: Chunk, settings: Accumulating) -> tuple[int, int]:
 
 
 def passed_on(chunk: Chunk, index: int) -> int:
-    """Gradients that a unit's backward passes on, or where another stage's input has come, and the last stage's output."""
+    """Gradients that a unit's backward passes on, the received one of another stage, and the last stage's output."""
     return (chunk.passed_bytes(index) if index else chunk.input_bytes) + chunk.logits_bytes
 
 
 def ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool, bucket: int = 0, own: bool = False) -> Iterator[Peak]:
-    """Points after the last block: sum of a tied embedding's gradients, casts of those of the slot's own parameters, their bucket if any.
+    """Points after the last block: the sum of a tied embedding's gradients, casts of the slot's own gradients, and their bucket if any.
 
     Args:
         chunk: The chunk.
@@ -210,9 +210,9 @@ def ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool
 
 
 def accumulating_segment(unit: Unit, name: str, key: tuple[Accumulating, Ahead], policy: ChunkPolicy) -> tuple[tuple[Point, ...], int]:
-    """A block's backward where gradients accumulate, and the bytes of its layer's casts after it; −1 if there are none.
+    """A block's backward with accumulated gradients, and the bytes of its layer's casts after it; −1 without casts.
 
-    Its points are one, or if the gradients of experts are taken in it, the largest one before that and the largest one from then on.
+    It has one point; if FSDP2 takes the experts' gradients during it, two: the largest before and the largest after that.
     """
     (accumulates, fetches, takes, casts, first), ahead = key
     points: tuple[Point, ...] = (backward_point(unit, name, ahead, accumulates=accumulates, fetches=fetches, takes=takes),)
@@ -277,7 +277,7 @@ def reducing_backward_points(chunk: Chunk, *, later: bool) -> Iterator[Peak]:
 
 
 def _reducing(unit: Unit, name: str, key: tuple[bool, bool, bool, Ahead]) -> tuple[Point, Segment | None, Segment | None]:
-    """A block's backward without a pipeline, the reduction of its experts in it, and that of its layer after it."""
+    """A block's backward without a pipeline: the reduction of its experts during it, and of its layer after it."""
     later, fetches, replicated, ahead = key
     running = backward_point(unit, name, ahead, accumulates=False, fetches=fetches, takes=True)
     experts = reducing_experts(unit, ahead.flat_bytes, later=later, replicated=replicated) if unit.has_experts else None

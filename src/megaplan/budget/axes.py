@@ -26,12 +26,12 @@ AXES: dict[str, Axis] = {
     "pp": Axis(
         "pipeline parallel",
         "Layers: each rank holds the blocks of its slots, their states and activations.",
-        "One block that is too large; nor in-flight activations: the first ranks hold pp microbatches of pp times fewer layers.",
+        "One block that is too large. Nor in-flight activations: the first ranks hold pp microbatches of 1 / pp of the layers.",
         "Receive buffers that grow with the number of microbatches, whole accumulated gradients, idle time at both ends.",
     ),
     "vpp": Axis(
         "virtual pipeline: slots per rank",
-        "Nothing: a rank holds as many layers as before, in more pieces.",
+        "Nothing: a rank holds the same number of layers as before, in more chunks.",
         "Memory. It shortens idle time and raises the in-flight counts of the early chunks.",
         "More boundaries to send, and receive buffers for each of them.",
     ),
@@ -44,7 +44,7 @@ AXES: dict[str, Axis] = {
     "dp_shard": Axis(
         "data parallel, sharded (FSDP2)",
         "Resident parameters, gradient shards and optimizer state, unless `sharding.mode` is ddp; sequences of the global batch.",
-        "Activations of a sequence, and the gathered parameters: whole blocks are gathered to run.",
+        "Activations of a sequence, and gathered parameters: a block is gathered in full before it runs.",
         "All-gathers of parameters, reduce-scatters of gradients, their buffers.",
     ),
     "cp": Axis(
@@ -56,14 +56,14 @@ AXES: dict[str, Axis] = {
     "tp": Axis(
         "tensor parallel",
         "Heads and widths of attention, MLP, Mamba and R blocks, and with sequence parallelism the residual stream.",
-        "Expert ownership: which rank holds an expert is ep's. Embeddings, head, norms and routers stay whole.",
+        "Experts per rank, which ep decides. Embeddings, head, norms and routers are not sharded.",
         "Gathered inputs and partial sums twice a block; it belongs inside one node.",
     ),
     "sp": Axis(
         "sequence parallel: on exactly when tp > 1",
         "The residual stream and the norms between tensor-parallel regions.",
-        "Parameters: it divides none, nor gradients, nor optimizer state.",
-        "Nothing of its own: its gathers replace tp's all-reduces.",
+        "Parameters, gradients and optimizer state: it shards none of them.",
+        "Nothing: its gathers replace tp's all-reduces.",
     ),
     "ep": Axis(
         "expert parallel: borrows ranks of dp_shard, cp and tp",
@@ -74,8 +74,8 @@ AXES: dict[str, Axis] = {
     "etp": Axis(
         "expert tensor parallel",
         "The width of every routed expert.",
-        "The number of experts a rank holds, and the rows: its ranks gather each other's.",
-        "Gathered rows in every E block, and the sums of what their slices give.",
+        "The number of experts a rank holds, and the number of rows: its ranks gather each other's rows.",
+        "Gathered rows in every E block, and the reduction of partial results over etp.",
     ),
     "recompute": Axis(
         "activation recompute: no split axis",

@@ -1,7 +1,7 @@
 """One chunk of a rank: its blocks in execution order, the bytes that they keep together, and the parts of a peak of running it.
 
 A peak (`megaplan.budget.actions`) is a sum of five parts, so that its cells and its total cannot differ: bytes kept by the
-blocks before, the running block's own point, and the gradients, communication buffers and other activations that are allocated then.
+blocks before, the running block's own bytes, and the gradients, communication buffers and other activations allocated at that time.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class ChunkPolicy(NamedTuple):
     Attributes:
         pipelined: torch's schedule runs it: gradients accumulate unsharded and are reduced once.
         reshard: Gathered parameters of layers are freed after forward.
-        splits_backward: The schedule computes weight gradients in an action of their own.
-        in_place: Gradients of the slot's own parameters accumulate in the dtype autograd makes them in; a layer's own is its block's.
+        splits_backward: The schedule computes weight gradients in their own action.
+        in_place: True if gradients of the slot's own parameters accumulate in the dtype in which autograd makes them; a layer's flag is in
+            its block.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
         gathers_ahead: Units that each unit's forward begins by gathering: without a number in the spec the next one with EP, whose host
             waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
-        whole: There is no FSDP2: when a group's backward is done, its gradients are cast for the stored parameters, all in one launch.
+        whole: True without FSDP2: after a group's backward one launch casts its gradients for the stored parameters.
         sums_first: The first microbatch is the only one: its backward sums gradients over copies of the parameters.
         separate_shards: True if gradient shards are in another stream's pool than activations.
         prefetch: Units that each unit's backward gathers ahead, as the spec says; 0 for FSDP2's own order, group by group.
@@ -60,7 +61,7 @@ class ChunkPolicy(NamedTuple):
     sums_first: bool = False
 
     def has_buckets(self, *, first: bool) -> bool:
-        """True if a backward, the first one or a later one, may cast gradients to sum them over copies of the parameters."""
+        """True if any backward may cast gradients to sum them over copies of the parameters."""
         return self.whole and not self.pipelined and (self.sums_first or not first)
 
 
@@ -76,11 +77,12 @@ class Chunk:
         output_bytes: A microbatch's output for another stage; 0 if it ends the model, or without a pipeline.
         packs: True if its last unit makes that output of several values.
         held_values: Values that the stage holds for later layers as each unit's forward begins, and while it runs.
-        value_sums: Sums of gradients of such values that exist as each unit's backward begins.
+        value_sums: Gradient sums of such values that exist when each unit's backward begins.
         offloaded: True for each unit whose kept tensors are in host memory between its forward and its backward.
-        before: Bytes that the units before each one keep on the device while it runs, inputs included; last, those between passes. What
-            an offloaded unit keeps leaves the device while the next unit runs forward, and comes back while that runs backward.
-        on_host: Bytes that each offloaded unit has in host memory for a microbatch, where each tensor is aligned.
+        before: For each unit, bytes that earlier units keep on the device while it runs, inputs included; last, the bytes between passes.
+            The saved tensors of an offloaded unit leave the device while the next unit runs forward, and return while that unit runs
+            backward.
+        on_host: Bytes of each offloaded unit in host memory for a microbatch, with aligned tensors.
     """
 
     late_bytes = waiting_bytes = waiting_slack_bytes = kept_input_bytes = 0
@@ -127,7 +129,7 @@ class Chunk:
         self.forward_bound: int = max(largest + self.gathered_bytes + flats + stored.largest_casting_bytes, filling)
         """Upper bound on the bytes of a forward, without accumulated gradients."""
         self.reduce_bound: int = self.unsharded_bytes + self.shard_bytes + self.gathered_bytes + stored.largest_reduction_bytes
-        """Upper bound on the bytes of a reduction: everything before it, every shard, and the largest buffers."""
+        """Upper bound on the bytes at a reduction: everything allocated before, every shard, and the largest buffers."""
         self.head = self.names.index("head") if "head" in self.names else -1
         self.ties = self.head >= 0 and self.units[self.head].storage is None and "embedding" in self.names
         self.embedding = self.names.index("embedding") if "embedding" in self.names else -1
@@ -156,7 +158,7 @@ class Chunk:
         return self._kept(count, 0, self.output_bytes * count)
 
     def peak_cells(self, peak: Peak, others: int = 0) -> dict[Column, int]:
-        """The parts of a peak by column, which sum to its total, and the bytes that `others` microbatches keep."""
+        """The parts of a peak by column, which sum to its total, and the saved bytes of the `others` microbatches."""
         cells = self._kept(others, max(peak.unit, 0), peak.activations + self.output_bytes * others)
         if peak.live is not None:
             self.units[peak.unit].block.add_to(cells, peak.live, peak.params)
@@ -174,7 +176,7 @@ class Chunk:
         return {}
 
     def held(self, state: ChunkState, *, weight_grads: bool = True) -> tuple[int, int]:
-        """Gradients and gathered parameters of the chunk while another one runs; `weight_grads` is true if those of linear layers exist."""
+        """Gradients and gathered parameters of the chunk while another one runs; `weight_grads`: True if linear weights have gradients."""
         if state is REDUCED:
             return self.shard_bytes, 0
         gradients = 0
@@ -186,7 +188,7 @@ class Chunk:
         return gradients, self.gathered_bytes if kept else self.root.gathered_bytes + self.parts_bytes
 
     def peak(self, index: int, point: Point, gradients: int, communication: int, activations: int, absent: int = 0) -> Peak:
-        """A point of a unit's segment on top of a level: bytes that the units before keep, and the given ones."""
+        """A point of a unit's segment plus a level: bytes that earlier units keep, and the given ones."""
         size, where, live, params, own_gradients, own_communication, own_activations = point
         total = self.before[index] + size + gradients + communication + activations - absent
         gradients, communication, activations = gradients + own_gradients, communication + own_communication, activations + own_activations
@@ -208,7 +210,7 @@ class Chunk:
 
     @cached_property
     def later(self) -> tuple[list[Later], int]:
-        """The gathers ahead in a forward for each unit, and the most while the stage begins the first ones."""
+        """The bytes gathered ahead of each unit in a forward, and their maximum while the stage begins the first gathers."""
         return later_gathers(self.units, self.policy.gathers_ahead, again=False)
 
     @cached_property
@@ -234,8 +236,8 @@ class Chunk:
     def passed_bytes(self, index: int) -> int:
         """Gradients that a layer's backward passes on: of the stream, and of the norm that it shares with the layer before.
 
-        For a prediction depth they include the waiting gradient that final norm or head made for the depth's input; where layers hand
-        values on, those of earlier values, which the layer has made, and the sums of later layers'.
+        For a prediction depth they include the waiting gradient that final norm or head made for the depth's input; if layers pass values
+        on, also the gradients that the layer made of earlier values, and the sums of later layers' gradients.
         """
         if self.names[index].startswith("mtp."):
             return 2 * self.policy.boundary_bytes
@@ -246,9 +248,9 @@ class Chunk:
         return passed + tensors[VIEWED][0] - (self._received_bytes if index > self.received_from else 0)
 
     def first_sums(self, index: int) -> int:
-        """Gradients after a layer that is the first to add to those of the next stage: those that it passes on, and the new sums; else 0.
+        """Bytes after the first layer that adds to gradients from the next stage: gradients passed on, and new sums; else 0.
 
-        Autograd frees what a Python function has made when all are added.
+        Autograd frees a Python function's results when all are added.
         """
         added = self._first_added[index]
         return self.passed_bytes(index) + added if added else 0
@@ -267,8 +269,8 @@ class Chunk:
     def lasting(self) -> list[int]:
         """Gradients of the slot's own parameters that stay after each unit; none for a layer, which has its own group.
 
-        With MTP the first depth passes on those of embedding and head, and of side embeddings that it uses; for a tied embedding the head's
-        part stays, to which its own is added.
+        With MTP the first depth passes on the gradients of embedding, head and used side embeddings; for a tied embedding the head's part
+        stays until the embedding's is added to it.
         """
         return [0 if unit.layer and not unit.shared else self._lasting(index, unit) for index, unit in enumerate(self.units)]
 
@@ -284,7 +286,7 @@ class Chunk:
     def summed_later(self) -> list[int]:
         """Gradients of the slot's own parameters that wait after each unit for a part that another unit makes.
 
-        That is where autograd adds them to those of earlier microbatches: it waits for all parts.
+        There autograd adds them to the gradients of earlier microbatches: it waits for all parts.
         """
         found = [0] * len(self.units)
         if self.has_mtp:
@@ -296,7 +298,7 @@ class Chunk:
         return found
 
     def tied_sum_bytes(self) -> int:
-        """The sum of a tied embedding's two gradients, if autograd makes a third storage for it; 0 if there is none.
+        """Bytes of the sum of a tied embedding's two gradients if autograd allocates a third storage for it; else 0.
 
         The head's part is there first. A linear's is a transposed view of a product; after MTP's depths it is a sum already.
         """

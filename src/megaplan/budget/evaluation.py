@@ -49,7 +49,7 @@ class Evaluated:
 
     Attributes:
         family: Family of the block.
-        layer: True if it is a layer or a prediction depth, with groups of its own.
+        layer: True if it is a layer or a prediction depth, with its own groups.
         splits: True if a schedule may split its backward, which only layers allow.
         shared: Parameters of other blocks whose gradients it passes on: only a prediction depth does.
         sums: Sums of its ledger.
@@ -67,7 +67,7 @@ class Evaluated:
         self._arrived: dict[Arriving, BlockBytes] = {}
 
     def with_sums(self, sums: BlockBytes) -> Evaluated:
-        """The same block with other sums of its ledger."""
+        """This block with other sums of its ledger."""
         found = copy(self)
         found.sums, found._units, found._arrived = sums, {}, {}
         return found
@@ -76,7 +76,7 @@ class Evaluated:
         """The block as a unit of its chunk, with the sums that this case needs.
 
         Args:
-            owned: True if the chunk itself made the input, so that keeping it costs bytes.
+            owned: True if the chunk itself allocated the input, so that saving it costs bytes.
             policy: Policy of the chunk.
             arriving: Gradients from other slots and blocks.
         """
@@ -106,7 +106,7 @@ class BlockMemo:
     """
 
     MOST = 1000
-    """Largest number of specs that differ in more than variants; beyond it all are dropped, so that a long search does not grow."""
+    """Largest number of cached specs that differ in more than variants; the cache is then emptied, which bounds a long search."""
 
     def __init__(self) -> None:
         self._blocks: dict[Hashable, dict[BlockVariant, Evaluated]] = {}
@@ -238,7 +238,7 @@ class Evaluation:
         return not is_end and self.layout.slots[slot.index + step].pp_rank == slot.pp_rank
 
     def _arrived(self, names: Sequence[str]) -> frozenset[str]:
-        """Blocks of a slot whose output's gradient came from another slot: the last one, and those whose norm only later blocks share."""
+        """Blocks of a slot whose output gradient comes from another slot: the last block, and blocks whose norm only later blocks share."""
         precision, layers = self.spec.precision, self.inventory.layers
         adding_nothing = [layer for layer in self.spec.model.parallel_layers if precision.of(layers[layer].family) is precision.params]
         found, sharing = [names[-1]], {f"layers.{layer}" for layer in adding_nothing}
@@ -278,7 +278,7 @@ class Evaluation:
         return new(SlotParts, (chunk, stored, step_sums))
 
     def _holding(self, name: str, slot: Slot, owned: bool, policy: ChunkPolicy) -> Unit:
-        """A block of a slot whose output's gradient waits for the W of a layer after it."""
+        """A block of a slot whose output gradient waits for the W of a later layer."""
         return self._in_stage(name, slot.start).unit(owned, policy, Arriving(output=True))
 
     def _in_stage(self, name: str, start: int) -> Evaluated:

@@ -50,7 +50,7 @@ class RoutingRange(NamedTuple):
 
 
 def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget) -> RoutingRange | None:
-    """Both ends of the routing, or None if no row can move: without experts, at ep 1, or with a capacity that bounds every expert.
+    """Peaks under even and under the most uneven routing; None if no row can move: without experts, at ep 1, or with a capacity.
 
     Args:
         spec: A checked spec.
@@ -76,7 +76,7 @@ def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budg
 
 
 def largest_skew(ep: int, num_experts: int, top_k: int) -> float:
-    """Most rows of one expert rank relative to its even share: every token goes to as many of its experts as allowed, to each once."""
+    """Most rows of one expert rank relative to its even share: every token chooses as many of its experts as allowed, each once."""
     return min(float(ep), num_experts / top_k)
 
 
@@ -84,7 +84,7 @@ Verdict = Literal["fits", "fits narrowly", "does not fit"]
 
 
 class NarrowFit(NamedTuple):
-    """Ranks that fit by the estimate, and would not if torch reserved as much as it has in runs that were measured.
+    """Ranks that fit by the estimate but would not with the reserved memory of measured runs.
 
     Attributes:
         worst: The ranks that would be over by most.
@@ -118,7 +118,7 @@ DOES_NOT_FIT = "MP501"
 HEADROOM_PERCENT = 20
 """Headroom below this share of usable memory warns. Source: arXiv:2411.06465: of 454 runs none under 80% of its estimate ran out."""
 MAX_MICRO_BATCH = 1 << 40
-"""Bound of the doubling; memory grows with the size, so that no device holds as much."""
+"""Upper bound of the doubling; no device holds a job of that size."""
 
 
 class Cut(NamedTuple):
@@ -163,7 +163,7 @@ def cuts(rank: RankBudget) -> tuple[Cut, ...]:
 
 
 def low_headroom(worst: RankBudget, spec: Spec) -> list[Diagnostic]:
-    """MP502 if a rank fits with little headroom; segments that grow in place leave less of it to fragmentation."""
+    """MP502 if a rank fits with little headroom; expandable segments reduce fragmentation."""
     if worst.headroom_bytes * 100 >= worst.usable_bytes * HEADROOM_PERCENT:
         return []
     column, size = max(worst.columns.items(), key=lambda item: item[1])
@@ -179,7 +179,7 @@ def low_headroom(worst: RankBudget, spec: Spec) -> list[Diagnostic]:
 SHARE = 100
 """Reciprocal of the share of the peak above which padding is reported."""
 MOST_DEGREES, MOST_BUDGETS = 512, 8
-"""Number of degrees that are looked at, nearest first, in the search for one without padding, and of those that are evaluated."""
+"""Numbers of degrees that the search for one without padding considers, nearest first, and that it evaluates."""
 MOST_NAMED = 3
 
 
@@ -191,7 +191,7 @@ class Padded(NamedTuple):
         rows: Rows of each, as a rank stores it.
         gathered_rows: Rows of all its shards.
         num_tensors: Number of blocks of the worst rank that have it.
-        nbytes: Bytes of all of them, gathered, beyond their rows.
+        nbytes: Bytes of their padding when gathered.
     """
 
     name: str
@@ -275,7 +275,7 @@ def _padded(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget)
 def _nearest(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget, cost: int, padding: int) -> str | None:
     """A hint with the nearest degree at which padding costs 1% or less and the peak is no higher; None if none was found.
 
-    Degrees that keep the number of devices, with more replicas, come first; then any between half and twice as many shards. They are
+    Degrees that keep the number of devices, with more replicas, come first; then any degree from half to twice the shards. They are
     evaluated in the order of their additional gathered rows.
     """
     mesh = spec.mesh
@@ -300,7 +300,7 @@ def _nearest(spec: Spec, inventory: Inventory, layout: Layout, worst: RankBudget
         left = peak - _peak(changed, inventory, layout, padded=False)
         if left * SHARE <= peak <= worst.peak_bytes:
             also = f" --set mesh.dp_replicate={copies}" if copies != replicas else ""
-            return f"--set mesh.dp_shard={degree}{also}   # peak {format_bytes(peak)}, {format_bytes(max(0, left))} of it padding"
+            return f"--set mesh.dp_shard={degree}{also}   # peak {format_bytes(peak)}, {format_bytes(max(0, left))} of it due to padding"
         budgets += 1
         if budgets == MOST_BUDGETS:
             return None

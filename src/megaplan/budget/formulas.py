@@ -32,7 +32,7 @@ _SHARD = "Σ over tensors of ceil(d0 / n) · (elements / d0) · bytes(precision.
 
 FORMULAS: dict[str, ColumnFormula] = {
     Column.REPLICATED_PARAMS: ColumnFormula(
-        "Resident shards of parameters that neither TP nor EP divides: embeddings, head, norms, routers, latent down projections.",
+        "Resident shards of parameters that TP and EP do not shard: embeddings, head, norms, routers, latent down projections.",
         f"{_SHARD}, n = mesh.dp_shard; d0 is the tensor's first dim",
         "bytes",
         "torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `_init_sharded_param`",
@@ -63,24 +63,24 @@ FORMULAS: dict[str, ColumnFormula] = {
         "1.00 B parameters on a stage, pp 2, fp32: 4,000,000,000 B in backward, 1,000,000,000 B as shards of dp_shard 4",
     ),
     Column.MATRIX_OPTIMIZER: ColumnFormula(
-        "State of the matrix group: Muon's momentum, one value an element; two and a step counter where optimizer.matrix is adamw. With"
-        " host.optimizer_offload only what is not in host memory.",
+        "State of the matrix group: Muon's momentum, one value per element; two and a step counter where optimizer.matrix is adamw. With"
+        " host.optimizer_offload only the part that is not in host memory.",
         "Σ true local rows · (elements / d0) · bytes(precision.moments), twice that + 4 a tensor with adamw",
         "bytes",
         "K. Jordan et al., Muon (2024); megarun's optim/muon.py",
         "o_proj [3584, 1792], dp_shard 4, fp32: 896 · 1792 · 4 = 6,422,528 B",
     ),
     Column.OTHER_OPTIMIZER: ColumnFormula(
-        "State of the other group: AdamW's two moments an element and one fp32 step counter a tensor; as matrix_optimizer.",
+        "State of the other group: AdamW's two moments per element and one fp32 step counter per tensor; as matrix_optimizer.",
         "Σ (2 · true local rows · (elements / d0) · bytes(precision.moments) + 4)",
         "bytes",
         "arXiv:1711.05101; torch.optim.AdamW(fused=True)",
         "embedding [65536, 3584], dp_shard 4, fp32: 2 · 16384 · 3584 · 4 + 4 = 469,762,052 B",
     ),
     Column.ACTIVATIONS: ColumnFormula(
-        "What blocks keep from forward to backward, times the microbatches in flight; the running block's working set; logits and loss;"
-        " MTP; token ids and rotary tables. With host.activation_offload what layers of these letters keep is only that of the layer"
-        " before the one that runs.",
+        "Tensors that blocks save for backward, times the microbatches in flight; the running block's working set; logits and loss;"
+        " MTP; token ids and rotary tables. With host.activation_offload, of the layers with these letters only the one"
+        " before the running layer counts.",
         "largest over states of a rank: Σ over chunks (microbatches in flight · Σ ledger) + the block that runs; counts are the schedule's"
         " vectors, never a peak count times a mean",
         "bytes",
@@ -88,7 +88,7 @@ FORMULAS: dict[str, ColumnFormula] = {
         "D with swiglu, B 1, T 4096, h 4096, F 14336, bf16: normed 32 MiB + rstd 16 KiB + gate, up, act 3 · 112 MiB = 368.02 MiB",
     ),
     Column.FEATURE_ACTIVATIONS: ColumnFormula(
-        "What n-gram, structure and platform embeddings and relation bias keep: ids, looked-up rows, projections.",
+        "Tensors that n-gram, structure and platform embeddings and relation bias save for backward: ids, looked-up rows, projections.",
         "n-gram: B · T · tables · (8 + dim · bytes(activations)); a category: B · T · (8 + (bottleneck + h) · bytes(activations));"
         " relation bias: B · T · 4 on every slot that attends",
         "bytes",
@@ -129,8 +129,8 @@ FORMULAS: dict[str, ColumnFormula] = {
         Basis.MODELLED,
     ),
     Column.OVERHEAD: ColumnFormula(
-        "Reserved less allocated. A stream's pool cannot use what another stream has freed, and what is reserved never falls: a phase has"
-        " at least what those before it had.",
+        "Reserved minus allocated. A stream's pool cannot use memory freed by another stream, and reserved memory never falls: a phase has"
+        " at least the reserved bytes of earlier phases.",
         "expandable segments: pools of FSDP2's streams at their own peaks, less what they hold at the main one: all-gathers (output + cast"
         " of the shard), and reduced outputs that are added to shards; + 22 MiB and 20 MiB a stream of pages that are not full; + 1.5 % of"
         " activations (fitted, 0.3 to 3.6); + requests of the last reduction above 40 % of what is free in pieces (fitted). Else: + a"

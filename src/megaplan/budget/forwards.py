@@ -1,4 +1,4 @@
-"""The forwards of a chunk's blocks on the tape (`megaplan.budget.tape`): what each allocates, and what it leaves."""
+"""The forwards of a chunk's blocks on the tape (`megaplan.budget.tape`): the bytes that each allocates and leaves."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ForwardSegment(NamedTuple):
     """A block's forward.
 
     Attributes:
-        gather: Copies out of its group's all-gather, on top of the output gathered before it; None if nothing is gathered before it.
+        gather: Copies out of its group's all-gather, in addition to the output gathered ahead; None if nothing is gathered before it.
         run: The largest point of its operations.
-        left: Gathered parameters and kept parts that it leaves, less those that it found.
+        left: Gathered parameters and kept parts that it leaves minus those present before.
         flat_bytes: All-gather output that stays until the next one is copied out; −1 for that found.
     """
 
@@ -35,10 +35,10 @@ class Gathers(NamedTuple):
 
     Attributes:
         gathers: True if layers are gathered for it.
-        frees: True if they are freed after it.
+        frees: True if gathered parameters are freed after the forward.
         ahead: True if each unit's forward begins by gathering the next unit.
         again: True if they are gathered from parts that are kept, which are freed then.
-        found_bytes: All-gather output that is there when a layer runs in whose group another one is before it.
+        found_bytes: All-gather output that exists when a layer runs that is not the first of its group.
     """
 
     gathers: bool
@@ -87,7 +87,7 @@ def loss_points(unit: Unit) -> tuple[tuple[Point, bool], ...]:
 
 
 def _cut(unit: Unit, gathered: int) -> Point:
-    """The point after a layer's forward at which parts of its group's parameters are copied, those of its bank before."""
+    """The point after a layer's forward at which parts of its group's parameters are copied; the bank's were copied before."""
     kept = tuple([name for name, _ in unit.block.part.replay.saved])
     live = LiveSet("", tuple(dict.fromkeys((*kept, OUTPUT))) if OUTPUT in unit.block.part.tensors else kept)
     bank = unit.bank.part_bytes - unit.bank.gathered_bytes
@@ -95,7 +95,7 @@ def _cut(unit: Unit, gathered: int) -> Point:
 
 
 def _around_experts(unit: Unit, settings: Gathers) -> Iterator[tuple[LiveSet, int]]:
-    """Points of a forward of a layer with experts, and gathered parameters then, without the output that stays after it.
+    """Points of the forward of a layer with experts, with the gathered parameters at each, without the output that stays after it.
 
     Experts are allocated from their operation on. The output from which they are copied is allocated from the start if it is gathered
     ahead; that of the group gathered before them is allocated until they have been copied.

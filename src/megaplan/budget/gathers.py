@@ -1,4 +1,4 @@
-"""All-gathers that are in flight while a unit of a chunk runs, in addition to its own."""
+"""All-gathers in flight while a unit of a chunk runs, without the unit's own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SENT_AGAIN: Callable[[GroupBytes], int] = attrgetter("sent_again_bytes")
 
 
 def next_ahead(units: Sequence[Unit]) -> list[Ahead]:
-    """The all-gathers that each unit's backward begins in FSDP2's own order: after a group the one that ran forward before it.
+    """The all-gathers that each unit's backward begins in FSDP2's order: a group begins the gather of the group that ran forward before it.
 
-    In a group of several layers that is the bank of an earlier one of them, if there is one. A layer with nothing to gather itself begins
+    In a group of several layers that may be the bank of an earlier layer. A layer with nothing to gather itself begins
     none.
     """
     found, inner, outer = [], NOTHING_AHEAD, NOTHING_AHEAD
@@ -40,7 +40,7 @@ def _one_ahead(group: GroupBytes) -> Ahead:
 
 
 def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[Ahead]:
-    """The same where each group of layers begins those of `depth` groups, with their banks.
+    """The all-gathers if each group of layers begins the gathers of `depth` groups, with their banks.
 
     The first to run backward begins all of them. Without a head, the last group has copied out its own parameters before the stage
     begins the gathers of its banks.
@@ -66,7 +66,7 @@ def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[
 
 
 def _issued(issued: int, groups: Iterable[GroupBytes], sent: Callable[[GroupBytes], int]) -> tuple[int, int]:
-    """Outputs of these all-gathers on top of those issued before, and the most with an input; 0 if none has an input of its own."""
+    """Outputs of these all-gathers in addition to earlier ones, and the maximum together with an input; 0 if none has an input."""
     most = 0
     for group in groups:
         issued += group.flat_bytes
@@ -75,13 +75,13 @@ def _issued(issued: int, groups: Iterable[GroupBytes], sent: Callable[[GroupByte
 
 
 class Later(NamedTuple):
-    """All-gathers of later groups in a forward, where a unit's begins those of the group some way after it.
+    """All-gathers ahead in a forward: a unit's forward begins the gather of a group some units later.
 
     Attributes:
         copied: All-gather outputs of later groups while the unit's own group is copied out.
         running: All-gather outputs while the unit runs, with banks of later layers in its group.
-        issued: The most of these outputs and an input, a cast of the shard, while the unit begins them, without its own group's banks; 0 if
-            none has an input of its own or it begins none.
+        issued: Maximum of these outputs and an input (a cast of the shard) while the unit begins them, without the banks of its group; 0 if
+            none has its own input or it begins none.
     """
 
     copied: int

@@ -1,4 +1,4 @@
-"""The peak of building a rank's stages: slot after slot gets its parameters, then its buffers.
+"""The peak while a rank's stages are built: slot by slot, parameters, then buffers.
 
 A slot's modules get storage in order, each shard with its true rows. FSDP2 pads the short shards of a group when the module of the group
 is filled: an expert bank's, then its layer's; those of the slot's own group when everything else of the slot exists. During its padding a
@@ -24,7 +24,7 @@ class SlotInit(NamedTuple):
 
     Attributes:
         resident_bytes: All its shards, padded: of replicated, tensor-parallel and expert-parallel tensors.
-        storages: Storages of its blocks, in the order of its modules, if any of them has short shards; else none.
+        storages: Storages of its blocks in module order, if any has short shards; else empty.
         layers: True for each block that is a layer, with its own groups.
         buffer_bytes: Sums of a step.
         tables: Rotary tables in the order in which they are made, which are last.
@@ -59,7 +59,7 @@ class InitPeak(NamedTuple):
 
 
 def init_peak(slots: Sequence[SlotInit], dense_index: int, expert_index: int) -> InitPeak:
-    """The peak of the rank at these places among those that share dense tensors and expert banks."""
+    """The peak of the rank with these indices among the ranks that share dense tensors and expert banks."""
     rank = _Building(dense_index, expert_index)
     for slot in slots:
         rank.build(slot)
@@ -80,7 +80,7 @@ class _Building:
             own: list[tuple[Shard, int]] = []
             last = {id(storage): position for position, storage in enumerate(slot.storages)}
             for position, (storage, layer) in enumerate(zip(slot.storages, slot.layers, strict=True)):
-                # A layer leaves no shard to pad, so the peak over layers of one kind is in the last of them.
+                # A layer leaves no shard to pad, so of equal layers the last has the peak.
                 if storage.shards and not (layer and last[id(storage)] > position):
                     own += self._fill(storage.shards, layer=layer)
                 else:

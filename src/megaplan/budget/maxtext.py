@@ -1,9 +1,9 @@
 """The budget of a job that MaxText runs: one program for all devices, so that every device has the same bytes.
 
-XLA plans memory before the program runs. The budget is its largest peak, of what the program defines: state, gradients, inputs of
-scanned blocks, what the remat policy saves, logits, and one block that backward runs again. What one block has at its peak is that of
-megarun's kernels, which fuse what XLA fuses. Choices of XLA's scheduler are not modelled: copies for layouts, padding to tiles of 8 × 128,
-buffers of collectives that run ahead, and rematerialisation that the compiler adds where a program does not fit.
+XLA plans memory before the program runs. The budget is the largest peak of what the program defines: state, gradients, inputs of
+scanned blocks, what the remat policy saves, logits, and one block that backward runs again. One block's peak is that of megarun's kernels,
+which fuse the same operations as XLA. Choices of XLA's scheduler are not modelled: copies for layouts, padding to tiles of 8 × 128, buffers
+of collectives that run ahead, and rematerialisation that the compiler adds if a program does not fit.
 
 Source: `get_remat_policy` and `__call__` of src/maxtext/layers/decoders.py, AI-Hypercomputer/maxtext at e591f30c.
 """
@@ -81,13 +81,13 @@ class Program:
         return self._bytes[variant]
 
     def units(self, slot: Slot) -> Iterator[range]:
-        """Layers that are scanned, and run again, together: a block, or a whole stage of a pipeline."""
+        """Layers that are scanned and recomputed together: a block, or a pipeline stage."""
         size = slot.stop - slot.start if self.spec.mesh.is_pipelined else SIZE * self.spec.host.layers_per_block
         for start in range(slot.start, slot.stop, size):
             yield range(start, min(start + size, slot.stop))
 
     def saved(self, layers: range) -> dict[str, int]:
-        """Bytes by place that a unit keeps of one pass: its input, and what the policy names."""
+        """Bytes by place that a unit saves: its input, and the tensors that the policy names."""
         blocks = [self.inventory.layers[index] for index in layers]
         named, places = saved_bytes(self.spec, blocks, self.tokens), saved_places(self.spec)
         found = {place: sum(tensors.values()) for place, tensors in named.items()}
@@ -105,9 +105,9 @@ class Program:
         return {place: sum(each[place] for each in found) for place in (DEVICE, HOST)}
 
     def working(self, layers: range) -> dict[Column, int]:
-        """Bytes of a unit in backward: what is made again of all its layers, and the largest of their own peaks.
+        """Bytes of a unit in backward: recomputed tensors of all its layers, and the largest peak of one layer.
 
-        Where the input of every layer is saved, each is made again from its own, so that no other is in memory.
+        If the input of every layer is saved, layers are recomputed one by one, so only one is in memory.
         """
         if INPUT in saved_places(self.spec) and len(layers) > SIZE:
             parts = [self.working(layers[start : start + SIZE]) for start in range(0, len(layers), SIZE)]
@@ -123,7 +123,7 @@ class Program:
         return {column: max(0, size) for column, size in found.items()}
 
     def gathered(self, layers: Iterable[int]) -> int:
-        """Bytes of the parameters that are gathered at a time: those of one layer of MaxText, or of all layers given with stages."""
+        """Bytes of parameters gathered at a time: of one MaxText layer, or of all given layers under a pipeline."""
         if self.spec.mesh.dp_shard * self.spec.mesh.cp == 1:
             return 0
         sizes = [self.local(self.inventory.layers[index]) * self.size for index in layers]
@@ -146,7 +146,7 @@ class Program:
         return -(-local // ranks)
 
     def held(self) -> Iterator[ParamTensor]:
-        """Tensors on a device: those of its stage's layers, and of embedding and head, which all stages have."""
+        """Tensors on a device: its stage's layers, and embedding and head, which all stages have."""
         for _, block in self.inventory.outside:
             yield from block.tensors
         for slot in self.layout.of_rank(0):

@@ -70,7 +70,7 @@ def evaluate(
     memo: BlockMemo | None = None,
     shards: ShardsPool = SHARDS,
 ) -> list[tuple[Evaluation, Container[int]]]:
-    """The evaluations of a job, each with its places in a CP group; that of the last place is first."""
+    """The evaluations of a job, each with its places in a CP group, the last place first."""
     cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded, memo=memo, shards=shards)
     if cp == 1 or not any(block.family in SEQUENTIAL_FAMILIES for block in inventory.layers):
         return [(last, range(cp))]
@@ -121,7 +121,7 @@ def stage_ranks(
 
 
 def kept_on_host(chunks: Sequence[Chunk], points: Sequence[RankState]) -> int:
-    """Host memory of the layers of microbatches in flight: as many of each size as exist together."""
+    """Host memory of the layers of microbatches in flight: for each size, the number that exist at the same time."""
     of_chunks = [Counter(chunk.on_host) for chunk in chunks]
     sizes = {size for of in of_chunks for size in of}
     counts = {point.in_flight for point in points}

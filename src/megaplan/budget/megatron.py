@@ -129,7 +129,7 @@ def tensor_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Coun
 
 
 def _is_uneven(spec: Spec) -> bool:
-    """True if data ranks store different bytes, because Muon's whole matrices do not divide evenly among them."""
+    """True if data ranks store different bytes because Muon's matrices cannot be distributed evenly."""
     return uses_muon(spec) and spec.host.distributed_optimizer
 
 
@@ -188,7 +188,7 @@ def _cells(stage: MegatronStage, held: Parameters, kept: MegatronMemory) -> Cell
         base[_owner(one.rule.is_expert, one.sharded)] += number * stored_bytes(stage.run, one)
     for column, padding in zip(PADDED, padding_elements(stage, held), strict=True):
         base[column] += stage.run.at.element_bytes * padding
-    if is_fsdp(stage):  # one flat shard of tensors that tp shards and replicated ones, and one of experts
+    if is_fsdp(stage):  # one flat shard for dense tensors (sharded over tp or replicated), and one for experts
         mesh = stage.spec.mesh
         base[Column.REPLICATED_PARAMS] //= mesh.dp_shard * mesh.cp
         base[Column.EXPERT_PARALLEL_PARAMS] //= mesh.efsdp

@@ -1,8 +1,8 @@
-"""The largest point of a pair in turns: a forward and a backward of a rank, whose turns end where rows are exchanged.
+"""The largest point of a pair in turns: a forward and a backward of a rank that alternate at the exchanges of rows.
 
-Either action is a sequence of phases, each from one exchange to the next. The forward begins; at the end of a phase the other action runs
-its next one, on top of what the first holds while its rows are on their way; when one has ended, the other runs to its end. If both are of
-one chunk, its gradients and gathered parameters are the backward's part.
+Either action is a sequence of phases, each from one exchange to the next. The forward begins. At the end of a phase the other action runs
+its next phase, while the first one's tensors stay allocated and its rows are in transit. When one has ended, the other runs to its end. If
+both are of one chunk, its gradients and gathered parameters are the backward's part.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from megaplan.hosts.megarun.live_sets import LiveSet
 from megaplan.schedules.states import ChunkState
 
 Phase = tuple[Peak, Peak]
-"""The largest point of a phase, and what is held from its end to the next one's start."""
+"""The largest point of a phase, and the bytes held from its end to the next one's start."""
 CoursePoint = tuple[Peak, bool]
-"""A point, and True if the turn passes there."""
+"""A point, and True if the other action runs next."""
 
 
 class PairPart(NamedTuple):
@@ -33,7 +33,7 @@ class PairPart(NamedTuple):
 
 
 def pair_peak(forward: PairPart, backward: PairPart, *, weight_grads: bool, consumes: bool) -> Peak:
-    """The largest point of both; `total` is that of both, and `partner` the backward's part.
+    """The largest point of both; `total` is the sum of both, `partner` the backward's part.
 
     Args:
         forward: Chunk of the forward.
@@ -66,7 +66,7 @@ def pair_peak(forward: PairPart, backward: PairPart, *, weight_grads: bool, cons
 
 
 def _phases(moments: Iterable[CoursePoint]) -> list[Phase]:
-    """The phases of an action; its last point is what it leaves."""
+    """The phases of an action; its last point is the bytes that it leaves."""
     found: list[Phase] = []
     top: Peak | None = None
     for peak, stops in moments:
@@ -139,7 +139,7 @@ def _backward(chunk: Chunk, state: ChunkState, *, consumes: bool) -> Iterator[Co
 
 
 def _is_depth(chunk: Chunk, index: int) -> bool:
-    """True for a prediction depth, which keeps the turn in its exchanges."""
+    """True for a prediction depth, during whose exchanges the other action does not run."""
     return index > chunk.head >= 0
 
 
@@ -173,6 +173,6 @@ def _exchanging(unit: Unit, settings: Accumulating, chunk: Chunk) -> Iterator[tu
 
 
 def _between(chunk: Chunk, index: int, gradients: int, gathered: int, activations: int) -> Peak:
-    """A point before an action begins or after it has ended: what units before this index keep, and the rest."""
+    """A point before an action begins or after it has ended: bytes kept by units before this index, and the rest."""
     total = chunk.before[index] + gradients + gathered + activations
     return Peak(total, "nothing of the other part", index, None, (), gradients, gathered, activations)

@@ -56,7 +56,7 @@ class StagePeaks:
     A pp rank's budget depends on its own slots alone: on their layers, and on whether they are the first or the last of the model.
 
     Attributes:
-        num_stages: pp ranks evaluated so far; all of a layout's for a host whose peaks are those of its budget.
+        num_stages: pp ranks evaluated so far; all ranks of a layout for a host without separate peaks.
         work: Work of these evaluations in steps of about a microsecond; the same on every machine.
     """
 

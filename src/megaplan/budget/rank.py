@@ -78,7 +78,7 @@ def all_offsets(mesh: Mesh, run: EqualRanks, places: Container[int]) -> list[int
 
 
 def _first(mesh: Mesh, start: int, stop: int, places: Container[int]) -> int:
-    """The first offset at one of the places; `stop` or larger if there is none."""
+    """The first offset at one of the places; `stop` or larger if there is no such index."""
     while start < stop and start // mesh.tp % mesh.cp not in places:
         start = (start // mesh.tp + 1) * mesh.tp
     return start
@@ -129,14 +129,14 @@ def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *
         passing = _own_segments([group.reduced_bytes for group in groups])
     left = max([size for chunk in chunks for unit in chunk.units for size, *_ in unit.block.part.tensors.values()], default=0)
     missing = _own_segments([group.reduce_bytes for group in groups], left)
-    if not lasting:  # memory of the first microbatch's backward serves the next one's
+    if not lasting:  # the next microbatch's backward reuses memory of the first one's
         missing += sum([group.reduced_bytes for group in groups if group.reduced_bytes > left])
         missing = max(missing - pools.shard_bytes, 0) if num_reductions > 1 else missing
     return new(Reserving, (pools.gather_bytes + lasting + passing, open_bytes, missing, SEGMENTS_SHARE, (), 0, True))
 
 
 def _last_requests(chunk: Chunk, *, separate: bool, later: bool) -> tuple[tuple[int, ...], int]:
-    """Requests of the reduction of a slot's own parameters as a backward ends, and live bytes before it; none under a pipeline."""
+    """Allocator requests of the reduction of a slot's own parameters at the end of a backward, and live bytes before; not of pipelines."""
     if chunk.policy.pipelined:
         return (), 0
     root = chunk.root
@@ -145,7 +145,7 @@ def _last_requests(chunk: Chunk, *, separate: bool, later: bool) -> tuple[tuple[
 
 
 def _own_segments(sizes: Iterable[int], largest: int = 0) -> int:
-    """Segments that consecutive requests get, each freed before the next: those of requests larger than all before, and than `largest`."""
+    """Segments of consecutive requests, each freed before the next: a request needs one if it exceeds all earlier ones and `largest`."""
     total = 0
     for size in sizes:
         if size > largest:
@@ -209,10 +209,10 @@ class Persistent(NamedTuple):
         receive_bytes: Receive buffers.
         workspace_bytes: Workspace of GEMM libraries.
         slack_bytes: Allocator rounding of shards and buffers.
-        reserving: Bytes that the allocator reserves beyond those allocated in a step.
-        replays: True if microbatches are replayed as CUDA graphs: their gradients stay, and their memory is a pool of its own.
-        replays_update: True if the update is one of them: it takes its memory from that pool.
-        graph_bytes: Tensors of the graphs' own, in addition to those of eager steps.
+        reserving: Bytes that the allocator reserves in addition to the allocated bytes of a step.
+        replays: True if microbatches are replayed as CUDA graphs: their gradients stay allocated, and their memory is a separate pool.
+        replays_update: True if the update is also a graph, with memory from that pool.
+        graph_bytes: Tensors that graphs have in addition to eager steps.
         graph_workspace_bytes: Workspace of GEMM libraries in the stream in which graphs are recorded.
     """
 
@@ -335,7 +335,7 @@ def _first_update(to_make: LastPeak) -> str:
 
 
 def _base(persistent: Persistent) -> PhaseCells:
-    """Bytes of every phase, without those of optimizers."""
+    """Bytes of every phase except the optimizer's."""
     cells = NO_BYTES.copy()
     cells[REPLICATED], cells[TENSOR_PARALLEL], cells[EXPERT_PARALLEL] = persistent.stored.resident_bytes
     cells[ACTIVATIONS] = persistent.buffer_bytes + persistent.input_bytes

@@ -57,7 +57,7 @@ def serving_degrees(spec: Spec) -> tuple[int, int, int]:
 
 
 def spans_of(num_layers: int, stages: int) -> list[tuple[int, int]]:
-    """First layer and end of each stage: equal numbers of layers; of what is left, one each for the stages before the last.
+    """First layer and end of each stage: equal numbers of layers; stages before the last get one of the remaining layers each.
 
     Source: vllm/distributed/utils.py (`get_pp_indices`).
     """
@@ -70,8 +70,8 @@ def spans_of(num_layers: int, stages: int) -> list[tuple[int, int]]:
 def cached_tokens(serving: Serving, window: int | None) -> int:
     """Tokens of one sequence in one layer's cache.
 
-    Contiguous: the context, or the window if that is smaller. Paged: whole blocks; a window that ends inside a block begins inside
-    another, so it can touch one block more than its own length fills.
+    Contiguous: the context, or the window if that is smaller. Paged: whole blocks; a window that ends inside a block also begins inside
+    one, so it can touch one block more than its length needs.
     """
     context = serving.context_length
     if serving.cache == "contiguous":
@@ -83,7 +83,7 @@ def cached_tokens(serving: Serving, window: int | None) -> int:
 
 
 def shared_tokens(serving: Serving, window: int | None) -> int:
-    """Tokens in one layer's cache that all sequences share: whole blocks of the prefix, as far as the window reaches back to them."""
+    """Tokens in one layer's cache that all sequences share: whole blocks of the prefix within the window."""
     left = serving.context_length - min(window or serving.context_length, serving.context_length)
     return max(serving.shared_prefix // serving.block_size - -(-left // serving.block_size), 0) * serving.block_size
 
@@ -97,8 +97,8 @@ def served_by(spec: Spec, block: Block) -> ServingState:
 def _stage(spec: Spec, inventory: Inventory, span: tuple[int, int], degrees: tuple[int, int, int]) -> ServingStage:
     """One rank of a stage.
 
-    Every rank holds latents whole; of key-value heads it holds its own, at least one. A tensor group divides recurrent states. With fewer
-    ranks of experts than of the tensor group, those ranks share each expert's width.
+    Every rank holds latents whole; of key-value heads it holds its own, at least one. A tensor group divides recurrent states. If the
+    tensor group has more ranks than the expert degree, the additional ranks shard each expert's width.
     """
     serving, (first, end), (tp, pp, _) = spec.serving, span, degrees
     assert serving is not None
@@ -161,7 +161,7 @@ class Served:
         degrees: Ranks of a tensor group, stages, and ranks of the experts.
         read_bytes: Parameters that every step reads: all except embedding and routed experts.
         expert_bytes: Routed experts.
-        experts: Routed experts of a layer, and those that a token uses; (1, 1) without.
+        experts: Routed experts of a layer, and the number that a token uses; (1, 1) without experts.
         flops: FLOPs of a token outside attention's scores.
         cached: Layers with a cache.
         state_bytes: Recurrent states of one sequence.
@@ -193,7 +193,7 @@ class Served:
     def decode_seconds(self, batch: float, context: float) -> float:
         """Seconds of a step in which each of `batch` sequences, with `context` tokens in the mean, makes one token."""
         pp = self.degrees[1]
-        batch /= pp  # stages work on as many batches
+        batch /= pp  # each stage works on a different batch
         touched, top_k = self.experts
         share = 1 - (1 - 1 / touched) ** (batch * top_k)
         read = self.read_bytes + self.expert_bytes * share
@@ -204,7 +204,7 @@ class Served:
         return (products + moved + launches + self.host_ns + self._reductions_ns(batch)) * NS
 
     def prefill_seconds(self, tokens: float, flops: int) -> float:
-        """Seconds to read `tokens` tokens of prompts; `flops` are a token's, attention included, of the whole model."""
+        """Seconds to read `tokens` tokens of prompts; `flops` are the whole model's FLOPs per token, attention included."""
         tp, pp, _ = self.degrees
         compute = self.rates.compute_ns(ceil(flops * tokens / (tp * pp)), "D", self.dtype)
         return (compute + self._reductions_ns(tokens / pp)) * NS

@@ -28,8 +28,8 @@ def kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[KeptBy
 def memory_over_time(spec: Spec, inventory: Inventory, layout: Layout, budget: Budget, step: Timeline) -> tuple[tuple[Level, ...], ...]:
     """Bytes that each pp rank holds during a replayed step, as steps of a curve.
 
-    Microbatches come and go as the replay says. Everything else of the rank (states, gradients, gathered parameters, the working set of
-    the block that runs) is drawn as constant, so that the curve's highest point is the phase's peak in the budget.
+    Microbatches begin and end as in the replay. Everything else of the rank (states, gradients, gathered parameters, the working set of
+    the block that runs) is drawn as constant, so the curve's maximum is the phase's peak in the budget.
 
     Args:
         spec: A checked spec.
@@ -43,7 +43,7 @@ def memory_over_time(spec: Spec, inventory: Inventory, layout: Layout, budget: B
     vectors = in_flight(schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches)
     per_stage = mesh.world_size // mesh.pp
     peaks = dict.fromkeys(range(mesh.pp), 0)
-    for found in budget.ranks:  # each rank is in one of them: no search for every rank
+    for found in budget.ranks:  # each rank is in exactly one of them
         for stage in {rank // per_stage for rank in found.ranks}:
             peaks[stage] = max(peaks[stage], found.phases[Phase.FORWARD_BACKWARD])
     curves = []

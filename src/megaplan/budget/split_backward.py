@@ -1,13 +1,13 @@
 """A chunk whose schedule splits backwards: I, which makes the gradient of the chunk's input, and W, which makes the weight gradients.
 
-Between the two a microbatch keeps the tensors that W needs (`megaplan.hosts.megarun.halves`). A chunk's gradients come in two parts: those
-of I, from its first I, and those of its linear layers, from its first W. On the last rank of a V the two middle stages pass a gradient to
-each other without a receive buffer: it is allocated from the I of the later to the end of the I of the earlier, and longer if W needs it.
-The earlier stage's output has no receive buffer either: if a linear of the later reads it (no norm before the block), W keeps it after that
-I.
+Between the two a microbatch keeps the tensors that W needs (`megaplan.hosts.megarun.halves`). A chunk's gradients have two parts: the
+gradients that I makes, from its first I, and linear layers' gradients, from its first W. On the last rank of a V the two middle stages pass
+a gradient to each other without a receive buffer: it is allocated from the I of the later to the end of the I of the earlier, and longer if
+W needs it. The earlier stage's output has no receive buffer either: if a linear of the later reads it (no norm before the block), W keeps
+it after that I.
 
-A layer that shares its norm adds nothing to the gradient of the stream: its output's gradient is that of the layer before, one storage,
-which counts once among those that wait for the W of either.
+A layer that shares its norm adds nothing to the gradient of the stream: its output gradient is the previous layer's, one storage, which is
+counted once while it waits for the W of either layer.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SplitBackwardChunk(Chunk):
         """The largest point of W.
 
         Args:
-            weight_grads: True if another one has run, so that it adds to existing gradients.
+            weight_grads: True if a W has run before, so that this one adds to existing gradients.
             owns_input: True if only it holds an input that the stage before has sent on the same rank.
         """
         last, there = len(self.units) - 1, self.held(BACKWARDED, weight_grads=weight_grads)[0]
@@ -172,10 +172,10 @@ class LeftToWeights(NamedTuple):
 
     Attributes:
         own: The gradient of its output, if it leaves that.
-        counted_below: True if that gradient is also of a unit before it, which leaves it.
+        counted_below: True if an earlier unit has the same gradient and leaves it.
         twice: The gradient, if it counts there.
         sizes: All that it leaves, each storage once.
-        not_buffered: The same without what is in a receive buffer, or passed on the same rank.
+        not_buffered: The same without tensors in a receive buffer or passed on the same rank.
         end: The first unit whose output's gradient is the chunk's, which has been received.
     """
 
@@ -201,7 +201,7 @@ def left_to_weights(units: Sequence[Unit], end: int) -> LeftToWeights:
 
 
 def holding_above(units: Sequence[Unit]) -> list[bool]:
-    """True for each unit whose output's gradient is that of a unit after it, which leaves it to W."""
+    """True for each unit whose output gradient is also that of a later unit, which leaves it to W."""
     found = [False] * len(units)
     for index in range(len(units) - 2, -1, -1):
         behind = units[index + 1]

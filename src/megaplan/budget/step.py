@@ -34,11 +34,11 @@ PairKey = tuple[int, int, ChunkState, ChunkState, bool, bool]
 
 
 class StepPeak(NamedTuple):
-    """The peak of a step's forward and backward; `first` is that of the first step, if it differs.
+    """The peak of a step's forward and backward; `first` is the first step's peak, if it differs.
 
     In the first step the libraries have no workspace yet while the first layer's parameters are gathered, because no product has run.
-    `other_pool_bytes` is the part in pools of streams other than the computing one, `late_bytes` the excess over all
-    points before the reduction of the slot's own parameters, if that ends a backward.
+    `other_pool_bytes` is the part in pools of streams other than the computing one, `late_bytes` the excess of the final reduction of the
+    slot's own parameters over all earlier points.
     """
 
     total: int
@@ -170,7 +170,7 @@ def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldByS
         if partner < 0 and kind in (FORWARD, REDUCE) and _bound(chunk, kind, state) + others <= most:
             continue
         if state is FORWARDED and kind is BACKWARD and not chunk.sums_in_place:
-            # a later one has everything of a first one, and earlier gradients
+            # a later one has everything that a first one has, and earlier gradients
             later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
             if later is not None and later.total + others <= most:
                 continue
@@ -221,7 +221,7 @@ def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, wei
 
 
 def _others(chunks: Sequence[Chunk], point: RankState) -> int:
-    """Other microbatches, the other chunks' gradients and gathered parameters, and for W the running chunk's gathered ones."""
+    """Bytes of other microbatches, of other chunks' gradients and gathered parameters, and for W of the running chunk's gathered ones."""
     kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads, partner = point
     chunk = chunks[running]
     total = in_flight[running] * chunk.saved_bytes + waiting[running] * chunk.waiting_bytes

@@ -31,7 +31,7 @@ ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.ro
 
 
 Ends = tuple[bool, bool]
-"""True if a slot begins the model, or a copy of it; and if it ends it."""
+"""True if a slot is the first of a copy of the model; and if it is the last."""
 
 
 class SlotStorage(NamedTuple):
@@ -41,7 +41,7 @@ class SlotStorage(NamedTuple):
         names: Names of its blocks that run, in execution order; `head` for a tied head too.
         owned: True for each block whose input is a storage of the slot's chunk, or of the chunk before if that does not keep it.
         is_last: True if it ends the model.
-        has_mtp: True if MTP depths run in it, before its head.
+        has_mtp: True if MTP depths run in it before the head.
         blocks: Storage of its blocks, in the order of its modules: copies of embeddings first.
         layers: True for each block that is a layer or a prediction depth, with its own groups.
         families: Number of its blocks of each family.
@@ -52,9 +52,9 @@ class SlotStorage(NamedTuple):
         largest_flat_bytes: The largest all-gather output of a layer.
         largest_reduction_bytes: The largest buffers of a reduction.
         largest_casting_bytes: Most bytes in addition to gathered parameters while they are filled from casts.
-        adamw_shard_bytes: Gradient shards that AdamW's update frees: those of groups without tensors of Muon, or of single tensors.
+        adamw_shard_bytes: Gradient shards that AdamW's update frees: of groups without tensors of Muon, or of single tensors.
         attends: True if any block needs rotary tables.
-        whole_parameters: Elements of the whole tensors, copies included.
+        whole_parameters: Elements of the full tensors, copies included.
         resident_bytes: Parameter shards: of replicated, tensor-parallel and expert-parallel tensors.
         matrix_state_bytes: Muon's moments of evenly sharded tensors.
         other_state_bytes: AdamW's moments of evenly sharded tensors.
@@ -97,13 +97,13 @@ class SlotStorage(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """Values that depend on a rank's place among those that share its parameters.
+    """Values that depend on a rank's index among the ranks that share its parameters.
 
     Attributes:
         matrix_bytes: State of the matrix group on the device.
         other_bytes: State of the rest on the device.
         adamw: Peaks of AdamW's steps.
-        momenta_bytes: Momenta of Muon, which makes all of them before its first round.
+        momenta_bytes: Momenta of Muon, all allocated before its first round.
         scratch_bytes: The largest scratch of a round of Muon's.
         state_slack_bytes: Allocator rounding of these.
         host_bytes: State in host memory.
@@ -157,7 +157,7 @@ class RankStorage:
         self.reservings: dict[tuple[bool, bool, bool, bool], Reserving] = {}
 
     def updates(self, dense_index: int, expert_index: int) -> Updates:
-        """Values that differ on the rank at these places among those that share dense tensors and expert banks."""
+        """Values of the rank with these indices among the ranks that share dense tensors and expert banks."""
         place = dense_index, expert_index
         if place not in self._updates:
             self._updates[place] = self._at(dense_index, expert_index)
@@ -195,7 +195,7 @@ class StoredState:
     """FSDP2's storage of an inventory with these sizes."""
 
     MOST = 4096
-    """Number of slots and ranks that are cached: a search for cuts asks for thousands."""
+    """Number of cached slots and ranks: a search for cuts evaluates thousands."""
 
     def __init__(self, sizes: Sizes, inventory: Inventory) -> None:
         """Every block at once."""
@@ -269,7 +269,7 @@ class StoredState:
         is_last: bool,
         has_mtp: bool,
     ) -> SlotStorage:
-        """Storage of a slot with these blocks, of which those of `names` run."""
+        """Storage of a slot with these blocks; only the blocks in `names` run."""
         _, storages, layers = zip(*blocks, strict=True)
         runs = frozenset(names)
         copies = [storage.dense for name, storage, _ in blocks if name not in runs]
@@ -376,7 +376,7 @@ def _uneven(storages: Sequence[BlockStorage]) -> tuple[tuple[BlockStorage, int],
 
 
 def reads_other_input(name: str, *, has_mtp: bool, normed: bool, merges: bool) -> bool:
-    """True if a block's input is not a storage of the chunk, or is counted for another block: if two read one, for the first.
+    """True if a block's input is not a storage of the chunk, or is counted for an earlier block that reads it too.
 
     Args:
         name: Name of the block.

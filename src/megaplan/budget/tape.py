@@ -1,14 +1,14 @@
-"""The tape of a chunk's actions: what each block allocates above the level at which it begins, and what it leaves.
+"""The tape of a chunk's actions: the bytes that each block allocates above its initial level, and the bytes that it leaves.
 
 An action of a chunk (`megaplan.budget.actions`) is a sequence of segments, one or two for each block. A segment depends on its block and on
-a few settings of the action alone, so equal layers share it. Segments compose: the peak of two is the larger of the first one's and the
-second one's on top of what the first has left. Only the largest point of a segment is kept, with its parts by column.
+a few settings of the action alone, so equal layers share it. Segments compose: the peak of two is the larger of the first one's peak, and
+the second one's peak plus the bytes that the first has left. Only the largest point of a segment is kept, with its parts by column.
 
 All-gathers. A layer's forward begins with copies out of its all-gather's output, whose predecessor is freed when they are done. A backward
 gathers the layer before ahead. Several layers may be one group: gathered before the first one's forward and the last one's backward, and
-reduced after the first one's backward, until which gradients stay as autograd makes them. Experts are a group of their own: gathered for
-their operation, and in a backward taken by FSDP2 as soon as their gradients exist: reduced without a pipeline, else cast for accumulation
-one after another unless gradients accumulate in the dtype that autograd makes.
+reduced after the first one's backward, until which gradients stay as autograd makes them. Experts are a separate group, gathered for their
+operation. In a backward FSDP2 processes their gradients as soon as they exist: without a pipeline it reduces them, else it casts them one
+by one, unless they accumulate in the dtype in which autograd makes them.
 
 Reductions. A group's gradients are copied into the reduce-scatter's input and freed; its output becomes the gradient shards, or is added to
 them. With replicas the output is all-reduced and kept until the backward has ended.
@@ -64,13 +64,13 @@ class Segment(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """All-gathers of layers before a backward's.
+    """All-gathers that begin ahead of a layer's backward.
 
     Attributes:
         flat_bytes: Outputs.
         cast_bytes: Most bytes of outputs and an input, if inputs are casts of shards; else 0.
-        pending_bytes: Outputs that are there before the backward, that of the layer's own bank included.
-        explicit: True if the layer begins them all, with those of banks; else a bank begins the layer's before it.
+        pending_bytes: Outputs that exist before the backward, the layer's own bank included.
+        explicit: True if the layer begins them all, banks included; else a bank begins the gather of the previous layer.
     """
 
     flat_bytes: int = 0
@@ -99,8 +99,7 @@ def between(where: str, g: int, c: int, a: int = 0) -> Point:
 
 CAST, VALUE_SUMS = between("cast of {}", 0, 0), between("sums of earlier values' gradients after {}", 0, 0)
 BUCKET = between("bucket of {}", 0, 0)
-"""Points after a block's backward, whose bytes are their level's: its first gradients are cast; those of earlier values are summed; its
-gradients are cast to be summed over copies of the parameters."""
+"""Points after a block's backward: cast of its first gradients, sum of earlier values' gradients, cast to sum over parameter copies."""
 GATHERS_AHEAD = between("gathers of later groups before {}", 0, 0)
 """Point before a stage's first block, whose bytes are its level's: the stage has begun the gathers of its first groups."""
 
@@ -121,7 +120,7 @@ def backward_point(unit: Unit, name: str, ahead: Ahead, *, accumulates: bool, fe
         unit: The block.
         name: Name of the event.
         ahead: The all-gather of the layer before, in flight while it runs.
-        accumulates: True if gradients are added in place to those of a microbatch before.
+        accumulates: True if gradients are added in place to an earlier microbatch's.
         fetches: True if layers are gathered again for it.
         takes: True if FSDP2 takes the gradients of experts inside the layer's backward.
     """
@@ -156,9 +155,9 @@ def _params(live: LiveSet, accumulates: bool) -> tuple[str, ...]:
 def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[LiveSet, int]]:
     """Points at which a block's backward copies out of all-gathers or casts shards for them, and the buffers in addition to its layer.
 
-    A layer's own at its start, or that of the group whose last layer it is, then its experts', each with the output that parameters are
-    copied from, and with the parts that they replace; and that of the layer before, which follows either, with the cast of its shard. The
-    last layer's follows the loss.
+    At its start the layer's own, or of the group that it closes, then its experts', each with the output from which parameters are copied
+    and the parts that they replace; after either the gather of the previous layer, with the cast of its shard. The last layer's follows the
+    loss.
     """
     run = unit.block.part.replay
     points = run.backward
@@ -183,7 +182,7 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
 
 
 def _first(run: Replay, *, makes: bool) -> tuple[LiveSet, LiveSet]:
-    """The first point of a backward, and that without what its operation makes; `makes` is true if something runs before that."""
+    """The first point of a backward, with and without its operation's results; `makes` is true if something runs before that."""
     first, before = run.backward[0], run.backward[0].before()
     if makes or _begins_with_work(run.program.graph.ops):
         kept = dict(run.saved)
@@ -210,7 +209,7 @@ def expert_phases(run: Replay, *, takes: bool) -> tuple[tuple[LiveSet, ...], tup
 
 @cache
 def after_experts(run: Replay) -> tuple[LiveSet, tuple[LiveSet, ...]]:
-    """The live set just after the experts' operation, and those that can be the largest from then on, without the experts' gradients."""
+    """The live set just after the experts' operation, and the later ones that can be the largest, without the experts' gradients."""
     after = run.backward[experts_index(run) + 1 :]
     return after[0].before(), largest_points(after, _without_experts)
 
@@ -238,7 +237,7 @@ def casting_experts(unit: Unit, *, first: bool, casts: bool, accumulates: bool, 
         unit: A layer with experts.
         first: True in the first backward.
         casts: True if its gradients are cast.
-        accumulates: True if gradients are added in place to those of a microbatch before.
+        accumulates: True if gradients are added in place to an earlier microbatch's.
         together: True if all casts are made in one launch.
         frees: True if the experts' gathered parameters are freed then.
     """
@@ -251,7 +250,7 @@ def casting_experts(unit: Unit, *, first: bool, casts: bool, accumulates: bool, 
 def after_experts_points(
     unit: Unit, lives: Sequence[LiveSet], *, first: bool, casts: bool, accumulates: bool, together: bool, frees: bool
 ) -> tuple[list[Point], list[Point]]:
-    """The point of the casts, if there is one, and those of these later live sets; arguments as for `casting_experts`."""
+    """The point of the casts, if any, and the points of these later live sets; arguments as for `casting_experts`."""
     experts = unit.bank
     taken, _ = after_experts(unit.block.part.replay)
     cast, freed = experts.unsharded_bytes if first else 0, experts.gathered_bytes if frees else 0
@@ -265,7 +264,7 @@ def after_experts_points(
 
 
 def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bool) -> Segment:
-    """The largest point of a layer's backward while its experts' gradients are reduced, and after that; and what the reduction leaves.
+    """The largest point of a layer's backward during and after the reduction of its experts' gradients, and the bytes that it leaves.
 
     Args:
         unit: A layer with experts.
@@ -296,7 +295,7 @@ def casting(unit: Unit, *, together: bool) -> int:
 
 
 def in_group(unit: Unit, kept: int, made: int, taken: int) -> tuple[int, int, int]:
-    """Gradients after the backward of a layer of a group, where they are not summed in place but taken after the group's first layer.
+    """Gradients after the backward of a layer of a group, if FSDP2 takes them after the group's first layer instead of summing in place.
 
     Args:
         unit: The layer.
@@ -305,7 +304,7 @@ def in_group(unit: Unit, kept: int, made: int, taken: int) -> tuple[int, int, in
         taken: Received gradients in `precision.grads`, in the same way.
 
     Returns:
-        Bytes that are kept now, and the other two without those.
+        Bytes that are kept now, and the two arguments without them.
     """
     if not unit.joins:
         return kept + taken, 0, 0
@@ -319,7 +318,7 @@ def made_bytes(unit: Unit) -> int:
 
 
 def reducing(unit: Unit, *, later: bool, replicated: bool) -> Segment:
-    """The largest point of the reduction of a group's gradients after its first layer's backward, except experts', and what it leaves."""
+    """Largest point of reducing a group's gradients (without experts') after its first layer's backward, and the bytes left."""
     dense = unit.opens
     found = [between("reduction of {}", g, buffers) for g, buffers in reduction(dense, dense.made_bytes, dense.last_made_bytes)]
     return new(Segment, (largest(found), reduction_leaves(dense, later=later, replicated=replicated)))
@@ -328,7 +327,7 @@ def reducing(unit: Unit, *, later: bool, replicated: bool) -> Segment:
 def reduction(group: GroupBytes, gradient_bytes: int, last_bytes: int) -> tuple[tuple[int, int], ...]:
     """(gradients, buffers) of a group while its gradients are copied, while they are reduced, and while the output is cast, if it is.
 
-    The last gradient is still referenced then; the output counts as a gradient, because it becomes one.
+    The last gradient is still referenced at that time; the output counts as a gradient, because it becomes one.
     """
     reduced = last_bytes + group.reduced_bytes
     points = (gradient_bytes, group.reduce_bytes), (reduced, group.reduce_bytes + group.divided_bytes)
@@ -356,7 +355,7 @@ def cast_bytes(blocks: Sequence[tuple[Mapping[str, int], GroupBytes]]) -> int:
 
 
 def listed_last(unit: Unit, name: str) -> bool:
-    """True if FSDP2 lists a tensor of a block after those of the block's children: one of the block's own, without a dot in its name."""
+    """True if FSDP2 lists a block's tensor after its children's: a tensor of the block itself, without a dot in its name."""
     return name == unit.last_own or "." not in name
 
 

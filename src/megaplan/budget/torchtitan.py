@@ -1,6 +1,6 @@
 """The budget of a job that torchtitan runs: FSDP2 of transformer blocks, in the evaluation and the points of megarun's runtime.
 
-It differs from megarun's: a layer is a pair of letters; gradients are reduced in fp32 on a stream of their own and gathers fill buffers on
+It differs from megarun's: a layer is a pair of letters; gradients are reduced in fp32 on their own stream and gathers fill buffers on
 another, so that torch's allocator keeps both pools separate from the model's; the schedule may keep its outputs. The budget is of memory
 that torch reserves, because torchtitan logs that.
 
@@ -57,8 +57,8 @@ class Pools(NamedTuple):
     """Memory of torch in the streams of FSDP2's collectives, allocated or not.
 
     Attributes:
-        shards: Outputs of all reductions, which are the gradients. In another dtype these are casts, and FSDP2 also has one output, or all
-            of them to sum over replicas.
+        shards: Outputs of all reductions, which are the gradients. In another dtype these are casts, and one reduced output exists too; all
+            outputs if replicas are summed.
         gathers: Outputs of two all-gathers, the current one and the next.
     """
 
@@ -143,14 +143,14 @@ def _pooled(storage: BlockStorage, *, ungathered: bool) -> BlockStorage:
         gathered = 0 if ungathered else whole.gathered_bytes
         return whole._replace(shard_bytes=0, reduced_bytes=0, flat_bytes=0, gathered_bytes=gathered)
 
-    both = group(storage.both)  # experts that a group of its own reduces earlier count until their block has ended
+    both = group(storage.both)  # experts in a separate group, which is reduced earlier, count until their block has ended
     return storage._replace(dense=both, experts=NOTHING, both=both)
 
 
 def titan_sizes(spec: Spec) -> Sizes:
-    """Sizes of FSDP2's sharding: over dp_shard · cp ranks, and over those left to an expert; with float8 gathers weights have one byte.
+    """Sizes of FSDP2's sharding: over dp_shard · cp ranks, for experts over efsdp ranks; with float8 gathers weights have one byte.
 
-    Whole gradients are in the reduction's dtype, in which a pipeline accumulates them; those of the shards are in the streams' pools.
+    Unsharded gradients are in the reduction's dtype, in which a pipeline accumulates them; gradient shards are in the streams' pools.
     """
     mesh, recipe = spec.mesh, spec.precision.recipe
     low = frozenset({PAIR}) if recipe is not None and recipe.param_gather else frozenset[str]()

@@ -1,9 +1,9 @@
-"""A block as a step of a chunk, a point of one microbatch on it, and the values that blocks pass on to later ones.
+"""A block as a step of a chunk, a point of one microbatch on it, and the values that blocks pass to later ones.
 
 A value (`megaplan.blocks.payload`) lives from its own layer, or from the receive buffer of which it is a view, to the last layer of the
 stage that reads it. Where its own layer does not keep it, the stage holds it until the first reader keeps it, or until it is packed for the
-next stage. In backward the gradients of a value are one sum, from its last reader to its own layer. The next stage's part of it is a view
-of a receive buffer, to which autograd adds nothing in place: the last reader's gradient and the new sum exist together.
+next stage. In backward the gradients of a value are one sum, from its last reader to its own layer. The next stage's part of the sum is a
+view of a receive buffer, to which autograd adds nothing in place: the last reader's gradient and the new sum exist together.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ class Unit(NamedTuple):
 
     Attributes:
         block: Sums of its ledger.
-        storage: FSDP2's storage of its parameters; None if they are those of another unit or of a copy on the slot (a tied head).
-        layer: True if it is a layer or a prediction depth, with groups of its own; everything else is the slot's group.
+        storage: FSDP2's storage of its parameters; None if another unit or a copy on the slot (a tied head) has them.
+        layer: True if it is a layer or a prediction depth, with its own groups; all other blocks are in the slot's group.
         input_bytes: Input of the block, if it keeps it and the chunk owns it.
         kept_bytes: Bytes that it keeps in all columns, its input included.
         forward_bytes: Allocated bytes at the peak of its forward, its input included; the same for the next two.
         backward_bytes: Allocated bytes at the peak of its backward.
         accumulating_bytes: Allocated bytes at the peak of a backward that adds gradients in place.
-        opens: The group of a layer, or of it and layers after it: gathered before its forward, reduced and freed after its backward;
-            nothing for a layer in the group of one before it and for a unit of the slot's group, like the next two.
-        closes: The group of a layer, or of it and layers before it: freed after its forward, gathered before its backward.
+        opens: Group that begins with this layer: gathered before its forward, reduced and freed after its backward; empty for other layers
+            of a group and for units of the slot's group, like the next two.
+        closes: Group that ends with this layer: freed after its forward, gathered before its backward.
         bank: The group of a layer's experts.
         unsharded_bytes: Whole gradients of a layer; 0 for a unit of the slot's group.
         slack_bytes: Bytes that the allocator's rounding adds to the kept tensors.
         elsewhere: Kept bytes in columns other than activations.
         has_experts: True if it is a layer with experts, which have their own group.
         passing_bytes: Input of the block, if the chunk owns it and it does not keep it: allocated until its forward has ended.
-        last_own: The tensor of a layer that FSDP2 lists after those of its children; "" if there is none.
+        last_own: The layer's tensor that FSDP2 lists after its children's tensors; "" if there is none.
         shared: Parameters of other blocks whose gradients the first prediction depth passes on.
         split: The two halves of a layer with a split backward.
-        given_bytes: Gradients that it makes of values of earlier blocks, in addition to that of its input.
+        given_bytes: Gradients that it makes for values of earlier blocks, without its input's.
         segments: Segments of the tape (`megaplan.budget.tape`), by action and settings.
         followers: Further layers of the group that it opens, in order.
     """
@@ -100,12 +100,12 @@ class Unit(NamedTuple):
 
     @property
     def joins(self) -> bool:
-        """True for a layer in the group of one before it."""
+        """True for a layer in the group of an earlier layer."""
         return self.layer and self.opens is NOTHING
 
 
 def adds_nothing(unit: Unit) -> bool:
-    """True if a unit shares its norm and hands the gradient of its output on as that of its input."""
+    """True if a unit shares its norm, so that its output gradient is also its input gradient."""
     return SHARED in unit.block.part.tensors and CAST_INPUT not in unit.block.part.tensors
 
 
@@ -180,12 +180,12 @@ class Peak(NamedTuple):
         unit: The running block; −1 before the first.
         live: Live set of the running block; None between blocks.
         params: Parameter gradients of that block.
-        gradients: Other gradients: accumulated ones, and those of the slot's own parameters.
+        gradients: Other gradients: accumulated ones, and the slot's own.
         communication: Gathered parameters and reduce buffers.
         activations: Other activations, the block's input included while that is allocated.
         absent: Workspace of the libraries, which exists from the first product on; not in `total`.
         earlier: The largest total before the slot's own parameters are reduced, in a backward that reduces; 0 otherwise.
-        partner: The backward's part of a pair in turns, whose forward's part this is, with the sum of both in `total`; else None.
+        partner: The backward's part of a pair in turns, if this is the forward's part; `total` is the sum of both. Else None.
     """
 
     total: int
@@ -220,7 +220,7 @@ class HandedValue(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """True if its own layer's operations begin with a gradient of it; a layer's input has its own anyway."""
+        """True if the operations of the layer that makes it begin with a gradient of it; a layer's input always has a gradient."""
         return self.source >= 0 and self.value.has_gradient and self.value.kept != "input"
 
     @property
@@ -278,7 +278,7 @@ class Handed(NamedTuple):
         return Arriving(output, tuple([each.value.name for each in waiting]), received)
 
     def held_bytes(self, num_units: int) -> list[tuple[int, int]]:
-        """Bytes that the stage holds as each unit's forward begins, and while it runs: without those that it takes."""
+        """Bytes that the stage holds when each unit's forward begins, and while it runs, without those that the unit takes over."""
         if not self.values:
             return [(0, 0)] * num_units
         spans = [(*each.held_from(num_units), each.part.own_bytes) for each in self.values]
@@ -291,7 +291,7 @@ class Handed(NamedTuple):
         return _sums(num_units, [(*each.summed_over, each.part.own_bytes) for each in self.values])
 
     def first_added_bytes(self, num_units: int) -> list[int]:
-        """Bytes of sums that each unit's gradients begin with those of the next stage."""
+        """Bytes of the sums that each unit begins with gradients from the next stage."""
         return _sums(num_units, [(each.first_added, each.first_added, each.part.own_bytes) for each in self.values])
 
     def in_buffer_bytes(self, num_units: int) -> list[int]:
@@ -301,7 +301,7 @@ class Handed(NamedTuple):
 
 
 def _sums(num_units: int, spans: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Sums by unit of sizes, each from a first to a last unit; those before the first unit are left out."""
+    """Sums of sizes by unit, each size valid from a first to a last unit; units before the stage are left out."""
     if not spans:
         return [0] * num_units
     steps = [0] * (num_units + 1)

@@ -49,7 +49,7 @@ class DeviceBudget(NamedTuple):
 
 
 OF_PEERS = "nccl"
-"""The reserve's item of a rank with peers, because only then NCCL has communicators. No axis of the mesh has its own part (R-41)."""
+"""The item of the reserve that only ranks with peers have: NCCL's communicators. No axis of the mesh has its own part (R-41)."""
 
 
 def device_budget(device: Device, num_ranks: int) -> DeviceBudget:
@@ -68,7 +68,7 @@ def device_budget(device: Device, num_ranks: int) -> DeviceBudget:
 
 
 def spec_device(spec: Spec, num_ranks: int) -> DeviceBudget:
-    """The device of a spec, or of one of its pools, with what its host's libraries take of it; `num_ranks` are all ranks of the job."""
+    """The device of a spec, or of one of its pools, with the memory of the host's libraries; `num_ranks` are all ranks of the job."""
     device, items = device_budget(device_of(spec.device), num_ranks), spec.host.kind.reserve
     return device if items is None else device._replace(reserve=(*device.reserve, *items(spec)))
 
@@ -148,7 +148,7 @@ class RankBudget(NamedTuple):
 
 
 def merged_ranks(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
-    """Budgets with the least headroom first, on one device the largest peak; equal ones of different pipeline ranks become one."""
+    """Budgets, least headroom first (on one device: largest peak first); equal budgets of different pipeline ranks are merged."""
     by_room: dict[tuple[int, int], list[RankBudget]] = {}  # only equal peaks can have equal cells
     for rank in sorted(ranks, key=lambda rank: rank.ranks):
         equal = by_room.setdefault((rank.headroom_bytes, rank.usable_bytes), [])
@@ -169,7 +169,7 @@ class PoolBudget(NamedTuple):
 
 
 class StageBudget(NamedTuple):
-    """One slot: its place, its layers, and the parameters of its whole tensors, shared copies included."""
+    """One slot: its place, its layers, and the parameters of its full tensors, shared copies included."""
 
     stage: int
     pp_rank: int
@@ -260,7 +260,7 @@ class ServingStage(NamedTuple):
 
 
 class ServingBudget(NamedTuple):
-    """The model that is served, whole on one device and by rank, never added to training (R-48).
+    """Memory of the served model, on one device and by rank; never added to training (R-48).
 
     Attributes:
         kv_cache_bytes: Keys and values (or latents) of the attention layers.
@@ -296,7 +296,7 @@ class ServingBudget(NamedTuple):
         return all(stage.total <= self.usable_bytes for stage in self.stages)
 
     def as_document(self) -> dict[str, Any]:
-        """The JSON object; `ranks` has one rank of each stage, and is absent where one rank holds the whole model."""
+        """The JSON object; `ranks` has one rank of each stage, and is absent if one rank holds the whole model."""
         whole = {
             "kv_cache_bytes": self.kv_cache_bytes,
             "recurrent_state_bytes": self.recurrent_state_bytes,

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def advice_lines(found: Estimate) -> Iterator[str]:
-    """Options to append to the command, each with what it will then print; or why there are none."""
+    """Options to append to the command, each with its resulting numbers; or the reason that there are none."""
     if not found.fits:
         yield "faster: not looked for, since the job does not fit"
     elif not isinstance(found.step_time, PlannedTime):
         yield "faster: not looked for, since the step is not timed"
     elif not found.faster:
-        yield "faster: no change that was tried shortens the step by 1 % on as many GPUs"
+        yield "faster: no change that was tried shortens the step by 1 % on the same number of GPUs"
     else:
-        yield "faster, on as many GPUs:"
+        yield "faster, on the same number of GPUs:"
         yield from map(_line, found.faster)
 
 

@@ -40,7 +40,8 @@ def calibrate(
     profile: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Results of profiled steps of megarun: write what each kind of kernels reaches, a device's constants."
+            metavar="FILE",
+            help="Results of profiled steps of megarun: write the rates that each kind of kernels reaches, as a device's constants.",
         ),
     ] = None,
     held_out: Annotated[
@@ -146,7 +147,7 @@ def _lines(found: tuple[Calibration, ...]) -> Iterator[StyledLine]:
         yield f"{each.device}, {each.dtype}: products reach {each.after:.3f} of the peak, ± {100 * each.spread:.0f} %", "bold"
         yield f"  default: {each.before:.3f}", ""
         if each.factor != 1:
-            yield f"  whole steps of {each.host} take {each.factor:.3f} of what is modelled: no constant knows it there", ""
+            yield f"  whole steps of {each.host} take {each.factor:.3f} of the modelled time: no constant covers this host and device", ""
         rows = [["measured step", "error before", "after"]]
         rows += [[row.name, f"{100 * row.before:+.1f} %", f"{100 * row.after:+.1f} %"] for row in each.residuals]
         yield from ((line, "") for line in table(rows, indent="  "))
@@ -156,7 +157,7 @@ def _lines(found: tuple[Calibration, ...]) -> Iterator[StyledLine]:
 
 
 def _by_term(row: Residual, *, several: bool) -> Iterator[StyledLine]:
-    """The terms of the step that is farthest off, and what each would have to be alone for the model to say the measured step."""
+    """The terms of the step with the largest error, each with the value that would make the modelled step equal the measured one."""
     from megaplan.terminal.table import table  # noqa: PLC0415
     from megaplan.units import format_ns  # noqa: PLC0415
 
@@ -165,7 +166,7 @@ def _by_term(row: Residual, *, several: bool) -> Iterator[StyledLine]:
     if not shown:
         return
     yield f"  terms of {row.name}{', which is farthest off; --json has all' if several else ''}", ""
-    yield "  times: what one term alone would have to take for the model to be right", ""
+    yield "  times: the time of this one term that would make the modelled step equal the measured one", ""
     rows = [["term", "before", "after", "times"]]
     for name, term in sorted(shown.items(), key=lambda item: -item[1].after):
         factor = "-" if term.factor is None else f"{term.factor:.2f}"

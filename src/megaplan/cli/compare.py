@@ -1,4 +1,4 @@
-"""Two estimates of one subject: what a changed value costs or saves on the worst rank."""
+"""Two estimates of one subject: the bytes that a changed value costs or saves on the worst rank."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def diff_lines(
 
 
 def change_sections(diff: PlanDiff) -> Iterator[tuple[str, list[str]]]:
-    """Titles and lines of the changes, by kind; kinds without a change are left out."""
+    """Titles and lines of the changes, by kind; kinds without a change are omitted."""
     found = {
         "cuts": [move_text(move) for move in diff.moves],
         "owners": [owner_text(move) for move in diff.owners],
@@ -134,7 +134,7 @@ def column_rows(rank: RankChange) -> list[tuple[str, str, str, str]]:
 
 
 def rank_blocks(diff: PlanDiff) -> Iterator[tuple[RankChange, str]]:
-    """Changed ranks, each with a sentence that describes it by the rank shown before, or an empty one where a table is needed."""
+    """Changed ranks, each with a sentence that compares it with the rank shown before; an empty sentence if it needs a table."""
     shown: RankChange | None = None
     for rank in diff.ranks:
         whole = rank.before is not None and rank.after is not None

@@ -33,7 +33,7 @@ def estimate(
     fetch: Fetch = False,
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Show only the ranks that share rank N's budget.")] = None,
     all_ranks: Annotated[bool, typer.Option("--all-ranks", help="Show every distinct rank.")] = False,
-    advice: Annotated[bool, typer.Option("--advice", help="Show changes that make the step faster on as many GPUs.")] = False,
+    advice: Annotated[bool, typer.Option("--advice", help="Show changes that make the step faster on the same number of GPUs.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print the formulas and the tensors of each number.")] = False,
     compare: Annotated[
         list[str] | None,

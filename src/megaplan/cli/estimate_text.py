@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def estimate_lines(
     found: Estimate, ranks: Sequence[RankBudget], *, all_ranks: bool = False, price: float | None = None
 ) -> Iterator[StyledLine]:
-    """(text, style) of every line; `ranks` are those to show, `all_ranks` those of them that a line has no room for too.
+    """(text, style) of every line; `ranks` are the ranks to show, `all_ranks` whether to show also those for which a line has no room.
 
-    `price` is that of a device for an hour.
+    `price` is per device and hour.
     """
     budget, job = found.budget, found.job
     letters = [block.family for block in job.inventory.layers]

@@ -10,7 +10,7 @@ GROUPS = {
     "Move": ("export", "import", "new", "schema"),
     "Look up": ("explain", "devices", "calibrate"),
 }
-"""Commands by what they are for, in the order of the help."""
+"""Commands by purpose, in the order of the help."""
 EXAMPLES = {
     "estimate": (
         "megaplan estimate spec.yaml",
@@ -53,7 +53,7 @@ EXAMPLES = {
     "new": ("megaplan new tiny-hybrid -o spec.yaml",),
     "schema": ("megaplan schema spec > spec.schema.json",),
 }
-"""Commands that work as they are, for a spec or plan of one's own."""
+"""Commands to copy, for your own spec or plan."""
 
 
 def group_of(name: str) -> str | None:

@@ -77,7 +77,7 @@ def _steps(given: LoadedJob, rank: RankBudget, time: PlannedTime | str) -> Itera
             yield from _plain(wrap(f"  {text}", indent="    "))
         yield "", ""
     for heading, lines in (
-        ("layers with a dtype of their own (precision.families)", plain_texts(spec, given.inventory)),
+        ("layers with their own dtype (precision.families)", plain_texts(spec, given.inventory)),
         ("gathered weights (precision.recipe.param_gather)", gather_texts(spec, given.inventory)),
     ):
         if lines:

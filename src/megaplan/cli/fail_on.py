@@ -47,7 +47,9 @@ def _untimed(*times: Time | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeCondition:
-    """A condition as the user wrote it, met by a figure of the step beyond `limit`, or beyond `share` of the old one. One of both is None.
+    """A condition as the user wrote it; it is met if a figure of the step exceeds `limit`, or `share` of the older plan's figure.
+
+    One of both is None.
 
     Attributes:
         text: The condition.
@@ -104,7 +106,7 @@ def met(conditions: tuple[Condition, ...], estimates: Estimates, times: Callable
     Args:
         conditions: Conditions of the option.
         estimates: Estimates of the plan.
-        times: Step of the older plan, None without one, and of this; asked for if a condition is about it.
+        times: Steps of the older plan (None without one) and of this one; called only if a condition needs them.
     """
     return [
         reason
@@ -137,7 +139,7 @@ def _parse(part: str, *, compares: bool) -> Condition:
             return TimeCondition(part, None, 1 - float(percent) / 100, rates=True)
         raise _no_older_plan(part, "tokens<15000")
     raise refuse(
-        "MP486", f"--fail-on {part!r} is none of oom, headroom<SIZE, step>SECONDS, step>+PERCENT, tokens<RATE and tokens<-PERCENT", _EXAMPLE
+        "MP486", f"--fail-on {part!r} is not oom, headroom<SIZE, step>SECONDS, step>+PERCENT, tokens<RATE or tokens<-PERCENT", _EXAMPLE
     )
 
 

@@ -20,7 +20,7 @@ def import_maxtext(
     *,
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     devices: Annotated[
-        int | None, typer.Option("--devices", metavar="N", min=1, help="Devices of the run, where no topology is named.")
+        int | None, typer.Option("--devices", metavar="N", min=1, help="Devices of the run, if no topology is named.")
     ] = None,
     ignore: Annotated[list[str] | None, typer.Option("--ignore", metavar="KEY", help="Leave out a key; repeatable.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse every key that the importer does not know.")] = False,

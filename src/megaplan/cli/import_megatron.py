@@ -29,7 +29,7 @@ def import_megatron(
     *,
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs of the job, in the place of what the file states.")
+        int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs of the job; replaces the number in the file.")
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Variable that the script finds; repeatable.")
@@ -72,7 +72,7 @@ def import_megatron(
 
 
 def _recorded(command: list[str], variables: dict[str, str], gpus: int | None, *, unconfined: bool) -> Recording:
-    """Say what is run and how, then run it.
+    """Print which script is run and how, then run it.
 
     Raises:
         MegaplanError: MP924, this system cannot confine a script, or has no bash.

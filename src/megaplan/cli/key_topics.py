@@ -35,7 +35,7 @@ def spec_keys() -> dict[str, tuple[dict[str, Any], ...]]:
 
 
 def keys_named(name: str) -> list[str]:
-    """The keys that are `name`, or else that end in it."""
+    """The keys equal to `name`; if there is none, the keys that end in it."""
     keys = spec_keys()
     return [name] if name in keys else [key for key in keys if key.endswith(f".{name}")]
 

@@ -6,12 +6,12 @@ LORA: dict[str, tuple[str, ...]] = {
     "lora": (
         "The section lora freezes the model and adds A [rank, in] and B [out, rank] to its linears: x W^T + alpha / rank x A^T B^T.",
         "Parameters: frozen shards in lora.dtype (precision.params by default) instead of precision.master; adapters in precision.master. "
-        "Gathered copies are those of both.",
+        "Both are gathered.",
         "With lora.base (nf4 or int8) weights of linears are rows of bytes: codes, a magnitude of every lora.base_block columns, and with "
         "lora.double_quant a mean and a step. They are sharded and gathered so; each product makes one matrix, in forward and in backward.",
         "Gradients, their reduction and the optimizer's state: of the adapters alone, by AdamW.",
-        "Activations: a frozen linear keeps nothing; an adapted one keeps its input and x A^T. What norms, activation functions and "
-        "attention keep is unchanged.",
+        "Activations: a frozen linear keeps nothing; an adapted one keeps its input and x A^T. Norms, activation functions and "
+        "attention save the same tensors.",
         "Time: weight gradients of frozen parameters are left out, 4 FLOPs per parameter and token instead of 6.",
         "Not with multi-token prediction, an indexer or precision.recipe (MP726), and of host megarun alone.",
     )

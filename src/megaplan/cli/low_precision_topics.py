@@ -1,4 +1,4 @@
-"""`megaplan explain fp8`: what a low-precision recipe adds to memory, what it takes away, and why."""
+"""`megaplan explain fp8`: how a low-precision recipe changes memory, and why."""
 
 from __future__ import annotations
 

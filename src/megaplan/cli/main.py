@@ -1,4 +1,4 @@
-"""`megaplan`: the commands, and the only place that turns an exception into an exit status.
+"""`megaplan`: the commands; the only module that turns an exception into an exit status.
 
 Exit status: 0 the answer is yes, 1 it is no (does not fit, differs), 2 an error, 3 a `--fail-on` condition holds, 130 interrupted,
 141 the reader of a pipe has exited.

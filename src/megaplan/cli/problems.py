@@ -27,7 +27,7 @@ _COMMANDS = {
     "convert": "import",
     "gpus": "devices",
 }
-"""Commands by names that other tools give to what they do."""
+"""Commands by the names that other tools use for them."""
 _OPTIONS = {"batch.seq_length": "--seq"}
 """Options that set a key of another name."""
 

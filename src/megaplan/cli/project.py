@@ -44,14 +44,14 @@ def numbers(text: str) -> tuple[int, ...]:
     """The numbers of `64..4096`, each twice the one before, or of `64,256`.
 
     Raises:
-        MegaplanError: MP473, the text is neither.
+        MegaplanError: MP473: the text is not a list of numbers or a range.
     """
     from megaplan.diagnostics import refuse  # noqa: PLC0415
 
     parts = text.split(RANGE) if RANGE in text else text.split(",")
     if not all(part.strip().isdecimal() and 0 < int(part) <= LARGEST for part in parts) or (RANGE in text and len(parts) != 2):
         raise refuse(
-            "MP473", f"--to {text}: numbers from 1 to {LARGEST:,} are separated by commas, or two of them by {RANGE}", "--to 64..4096"
+            "MP473", f"--to {text}: numbers from 1 to {LARGEST:,} must be separated by commas, or two of them by {RANGE}", "--to 64..4096"
         )
     given = tuple(int(part) for part in parts)
     if RANGE not in text:

@@ -67,7 +67,7 @@ def _view(rank: RankBudget | RankEstimate, runs: tuple[RankRun, ...], columns: d
 
 
 def rank_table(ranks: Sequence[RankView], *, all_ranks: bool = False) -> Iterator[str]:
-    """The table, as wide as a line, and the ranks not shown; with `all_ranks` as many tables as show every distinct rank."""
+    """The table, as wide as a line, and the ranks not shown; with `all_ranks` further tables until every distinct rank is shown."""
     show = Shown.GIB if ranks[0].peak_bytes >= Shown.GIB else Shown.MIB
     left, width = merged(ranks, show), line_width()
     joins = len({(view.peak_bytes, *view.columns.values()) for view in ranks}) > len(left)
@@ -94,7 +94,7 @@ def rank_table(ranks: Sequence[RankView], *, all_ranks: bool = False) -> Iterato
 def merged(ranks: Sequence[RankView], show: Shown) -> list[RankView]:
     """Ranks merged that differ by less than the table's precision in every number, as shards do that differ by a few rows.
 
-    The numbers shown are those of the first, which has the largest peak.
+    The numbers are of the first rank, which has the largest peak.
     """
     views: list[RankView] = []
     for rank in ranks:

@@ -30,7 +30,7 @@ class ChangedPlan(NamedTuple):
 
 
 def is_revision(text: str) -> bool:
-    """True if an argument of `megaplan diff` is a git revision or a range of them, and no file."""
+    """True if an argument of `megaplan diff` is a git revision or a range of them, not a file."""
     return not os.path.exists(text) and (RANGE in text or _git("rev-parse", "--verify", "--quiet", f"{text}^{{commit}}") is not None)
 
 
@@ -39,7 +39,7 @@ def changed_plans(revisions: str, paths: Sequence[str]) -> list[ChangedPlan]:
 
     Args:
         revisions: A revision or a range.
-        paths: Files or folders to which the comparison is limited; empty for the folder and those below it.
+        paths: Files or folders to which the comparison is limited; empty for the current folder and its subfolders.
 
     Raises:
         MegaplanError: MP480, git does not know a revision, or this is not a repository.

@@ -34,7 +34,7 @@ def run(
         str | None,
         _key("save", "HOW", "async: training waits for the copy to host memory; sync: for the write; memory: copies in two nodes."),
     ] = None,
-    interval: Annotated[str | None, _key("interval", "TIME", "Time between saves; by default the best one.")] = None,
+    interval: Annotated[str | None, _key("interval", "TIME", "Time between saves; by default the interval with the best goodput.")] = None,
     detection: Annotated[str | None, _key("detection", "TIME", "Time until an interruption has ended the job.")] = None,
     restart: Annotated[str | None, _key("restart", "TIME", "Time to start and connect the processes.")] = None,
     replacement: Annotated[str | None, _key("replacement", "TIME", "Time to replace a broken node and start, without a spare.")] = None,
@@ -45,7 +45,9 @@ def run(
     eval_tokens: Annotated[str | None, _key("eval-tokens", "N", "Tokens of an evaluation; by default those of a step.")] = None,
     ramp_tokens: Annotated[str | None, _key("ramp-tokens", "N", "Tokens over which the batch grows to its size.")] = None,
     ramp_from: Annotated[str | None, _key("ramp-from", "N", "Tokens of the first step's batch; by default a microbatch a rank.")] = None,
-    sustained: Annotated[str | None, _key("sustained", "SHARE", "Rate of the whole run's steps over the rate of the step.")] = None,
+    sustained: Annotated[
+        str | None, _key("sustained", "SHARE", "Mean rate of the steps of the run relative to that of the planned step.")
+    ] = None,
     figures: Annotated[bool, typer.Option("--figures", help="Print every figure with its basis and source.")] = False,
     costs: CostsFile = None,
     device_file: DeviceFile = None,

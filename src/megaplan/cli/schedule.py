@@ -40,7 +40,7 @@ def schedule(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the orders as CSV that torch's pipelining schedules load.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Print a pipeline schedule: what each rank computes in which order, what it holds, and what it waits."""
+    """Print a pipeline schedule: the computations of each rank in order, its microbatches in flight, and its idle time."""
     from megaplan.api.schedule import default_vpp  # noqa: PLC0415
     from megaplan.api.schedule import schedule as made  # noqa: PLC0415
     from megaplan.diagnostics import refuse  # noqa: PLC0415
@@ -75,7 +75,7 @@ _OPTIONS = {MICROBATCHES: "--microbatches", PP: "--pp", VPP: "--vpp", KIND: "--k
 
 
 def _in_own_words(problem: Problem) -> Diagnostic:
-    """The problem with this command's options in its hints, where a spec would have keys."""
+    """The problem with hints that name this command's options instead of a spec's keys."""
     hints = [f"{_OPTIONS[key]} {value}" for key, values in problem.remedies for value in values]
     return diagnostic(problem.code, problem.detail, Location(), hints)
 

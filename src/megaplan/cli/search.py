@@ -165,7 +165,7 @@ def _written(found: Search, folder: str | None) -> tuple[str, ...]:
 
 
 def _progress() -> Callable[[Progress], Any]:
-    """A line on stderr, rewritten in place; nothing where no person reads it."""
+    """A line on stderr, rewritten in place; nothing unless stderr is a terminal."""
     import sys  # noqa: PLC0415
 
     if not sys.stderr.isatty():
@@ -187,11 +187,11 @@ def _clear_progress() -> None:
 
 
 def _best(now: Progress) -> str:
-    """The best row so far and its gap: `6.003 s: pp1 tp2 dp32, micro-batch 2, at most 3.1 % above the best`."""
+    """The best row so far and its gap: `6.003 s: pp1 tp2 dp32, micro-batch 2, at most 3.1 % slower than the best`."""
     if now.best is None:
         return "nothing fits yet"
     layout, gap = now.best.layout, now.gap
     degrees = " ".join(f"{name}{value}" for name in ("pp", "tp", "cp", "ep", "etp") if (value := getattr(layout, name)) > 1)
     data = f"dp{layout.dp_replicate * layout.dp_shard}"
-    proof = "" if gap is None else f", at most {100 * gap:.1f} % above the best"
+    proof = "" if gap is None else f", at most {100 * gap:.1f} % slower than the best"
     return f"{now.best.step_ns / 1e9:.3f} s: {degrees} {data}, micro-batch {layout.micro_batch}{proof}".replace(":  ", ": ")

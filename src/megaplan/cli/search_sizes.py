@@ -43,7 +43,7 @@ def sizes_of(devices: str | None, names: str | None, prices: str | None) -> list
     """Every number of devices with every device, in the order given.
 
     Raises:
-        MegaplanError: MP489, a text is not a number, or no list of them; MP504, a device is unknown.
+        MegaplanError: MP489: a text is neither a number nor a list of numbers; MP504, a device is unknown.
     """
     numbers = [_number(text) for text in devices.split(",")] if devices is not None else [None]
     known = [named_device(text, "--device ") for text in names.split(",")] if names is not None else [None]
@@ -63,7 +63,7 @@ def _number(text: str) -> int:
 
 
 def _prices(text: str | None) -> dict[str, float]:
-    """Prices by device; the empty name is every device's."""
+    """Prices by device; the price under the empty name applies to all devices."""
     from pydantic import TypeAdapter  # noqa: PLC0415
 
     from megaplan.spec.run import Price  # noqa: PLC0415
@@ -83,7 +83,7 @@ def _prices(text: str | None) -> dict[str, float]:
 def batch_of_sizes(
     source: str, changes: Sequence[str], sizes: Sequence[Size], given: int | None
 ) -> tuple[int | None, tuple[Diagnostic, ...]]:
-    """The global batch of every size, that of the most devices where a model's config leaves it open; and the notes of reading.
+    """The global batch of every size; if a model's config leaves it open, the batch for the most devices. Also the notes of reading.
 
     Raises:
         MegaplanError: Errors of `megaplan.load`; MP495, the batch is larger than a search takes.
@@ -98,7 +98,7 @@ def batch_of_sizes(
 def with_host(source: str, overrides: Sequence[str], host: str | None) -> tuple[str, ...]:
     """Changes, followed by those that move the spec to another host with the same model and global batch.
 
-    Mesh, schedule, recompute and cuts are the search's; changes of them only decide the global batch.
+    The search decides mesh, schedule, recompute and cuts; changes of them only decide the global batch.
 
     Raises:
         MegaplanError: MP489, the host is unknown.
@@ -146,14 +146,14 @@ def sizes_lines(sizes: Sequence[Size], results: Sequence[Search]) -> Iterator[St
 
 
 def _bases(results: Sequence[Search]) -> str:
-    """Note that steps are not comparable, if those of some devices have measured constants and those of others do not."""
+    """Note that steps are not comparable, if only some of the devices have measured constants."""
     from megaplan.cost.rates import rates_of  # noqa: PLC0415
 
     specs = {found.job.spec.device.name: found.job.spec for found in results}
     measured = [name for name, spec in specs.items() if spec.host.kind.trained and rates_of(spec).measured is not None]
     if not 0 < len(measured) < len(specs):
         return ""
-    return f"each step of {', '.join(measured)} {LAUNCHES}, those of the others do not: compare sizes, not these devices"
+    return f"each step of {', '.join(measured)} {LAUNCHES}, the steps of other devices do not: compare sizes, not these devices"
 
 
 def _row(size: Size, found: Search, *, priced: bool) -> tuple[str, ...]:

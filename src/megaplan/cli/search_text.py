@@ -57,7 +57,7 @@ def _fewest(found: Search) -> Iterator[str]:
     """The smallest number of devices that was found to fit, and with which layout."""
     fewest = found.fewest
     if fewest is None:
-        yield "nor on more devices, of the numbers that were tried"
+        yield "and none of the larger numbers of devices that were tried fits either"
         return
     row = fewest.row
     yield f"{fewest.devices:,} devices are enough, of the numbers tried: {_figures(row)}"
@@ -152,5 +152,6 @@ def _certificate(found: Search) -> str:
     gap, bound = found.gap, format_ns(round(found.bound_seconds * 1e9))
     return (
         f"no layout of this space has a step below {bound}, whatever its policy and cuts: the first row is at most "
-        f"{100 * gap:.1f} % above the best. Times: {found.basis}" + (f". Loose bounds: {found.gap_reason}" if found.gap_reason else "")
+        f"{100 * gap:.1f} % slower than the best. Times: {found.basis}"
+        + (f". Loose bounds: {found.gap_reason}" if found.gap_reason else "")
     )

@@ -30,7 +30,7 @@ def sized_job(
 ) -> LoadedJob:
     """The job of a command, its size completed by the project's settings.
 
-    The settings' device counts where neither the source nor an argument names one, their GPUs where a model's config states no mesh.
+    The device of the settings, if neither the source nor an argument names one, and their GPUs, if a model's config states no mesh.
 
     Raises:
         MegaplanError: Errors of `load_sized`; MP480, an override contradicts the size; MP504, no such device; MP825, not downloaded.
@@ -62,7 +62,7 @@ def refuse_two_values(overrides: Sequence[str], option: str, stated: Sequence[st
     Args:
         overrides: `KEY=VALUE` texts of `--set`.
         option: The option.
-        stated: The option as `KEY=VALUE` texts; at most one.
+        stated: The option as `KEY=VALUE` texts, at most one text.
 
     Raises:
         MegaplanError: MP480.

@@ -43,7 +43,7 @@ def split(
     costs: CostsFile = None,
     device_file: DeviceFile = None,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="PLAN", help="Prefer this plan's cuts where they are equally good.")
+        str | None, typer.Option("--baseline", metavar="PLAN", help="Prefer this plan's cuts to equally good ones.")
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,

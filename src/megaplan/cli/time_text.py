@@ -70,7 +70,7 @@ def seconds_text(time: PlannedTime) -> str:
 
 
 def unlike_steps(before: PlannedTime, after: PlannedTime) -> str:
-    """Note that two steps are not comparable, if one alone has launches and copies as they were measured; else nothing."""
+    """Note that two steps are not comparable, if only one has measured launches and copies; else nothing."""
     if before.counts_launches is after.counts_launches:
         return ""
     which = "before" if before.counts_launches else "after"

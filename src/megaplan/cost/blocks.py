@@ -1,4 +1,4 @@
-"""The work of every part of a model, as one rank runs it: the one place where costs and times learn what a block is."""
+"""The work of every part of a model, as one rank runs it: costs and times take the structure of a block only from here."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def adapter_name(linear: str) -> str:
 
 
 def frozen_work(op: OpWork, *, runs_again: bool = False) -> OpWork:
-    """Work without parameters' gradients; `runs_again`: an adapter keeps something after the operation, so that recompute runs it too."""
+    """Work without parameters' gradients; `runs_again`: an adapter saves a tensor after the operation, so it is recomputed too."""
     return op._replace(work=replace(op.work, weight_grad=0, moved_weight=0), closes=op.closes and not runs_again)
 
 

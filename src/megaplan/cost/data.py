@@ -1,12 +1,12 @@
-"""Exchanges of data ranks and the optimizer's pass over its state, which a step has besides its layers, in whole nanoseconds.
+"""Times of a step outside its layers, in whole nanoseconds: exchanges of data ranks and the optimizer's pass over its state.
 
 Megarun's FSDP2 gathers parameters and reduces gradients while the layers run. Without a pipeline it does both for every microbatch, and
-once more gathers for backward where parameters are freed after forward. torch's pipeline schedules keep what they gathered and reduce once,
-at the end of the step. Under `sharding.mode: ddp` nothing is gathered, and gradients are all-reduced once a step. What is exposed: without
-a pipeline the gather before the first unit, the reduction after the last, and what all of it takes beyond the layers' own time; under a
-pipeline the reduction, and what gathers take beyond the forwards that run meanwhile.
+gathers once more for backward if parameters are freed after forward. torch's pipeline schedules keep gathered parameters and reduce once,
+at the end of the step. Under `sharding.mode: ddp` nothing is gathered, and gradients are all-reduced once a step. Exposed time: without a
+pipeline the gather before the first unit, the reduction after the last, and the excess of all exchanges over the layers' own time; under a
+pipeline the reduction, and the excess of gathers over the concurrent forwards.
 
-Parameters are those of a mean pipeline rank, so that no figure here depends on the cuts. Each of Muon's matrices is sent to one of the
+Parameters are the mean of the pipeline ranks, so that no figure here depends on the cuts. Each of Muon's matrices is sent to one of the
 ranks that share it, orthogonalised there, and sent back.
 
 Source: arXiv:2304.11277, section 4 (FSDP's overlap); torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`.
@@ -45,8 +45,7 @@ from megaplan.spec.models import Spec
 from megaplan.spec.step_graphs import replays_graphs, replays_update
 
 GRAPH_OPERATIONS, UPDATE_GRAPH_OPERATIONS = 3, 2
-"""Operations that the host launches before the device begins a step of graphs, the copies of a batch's inputs and a graph, and before it
-begins a recorded update: the copy of its numbers, and a graph."""
+"""Host launches before a step of graphs (copies of a batch's inputs, a graph) and before a recorded update (copy of numbers, a graph)."""
 OPTIMIZER_BYTES = 30
 """Read and written of an element: gradient, master, two moments and parameter."""
 
@@ -61,7 +60,7 @@ class DataTimes:
         reduce_ns: All of its gradients once, over shards and replicas.
         optimizer_ns: The update of its shard, and under Muon the orthogonalisation of its matrices; at least as long as its state that is
             in host memory is on its way to the device and back.
-        copies_ns: Casts and copies around one gather, those around one reduction, and adding it to the sum; 0 where they are not counted.
+        copies_ns: Casts and copies around one gather, around one reduction, and the addition of its result; 0 if not counted.
         phases: Nanoseconds of clipping and of Muon's update on the device, with the operations that the host launches meanwhile.
         late: Operations of AdamW's host, before its one launch.
         issued: Launches around one gather, and around one reduction.
@@ -225,9 +224,9 @@ def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward
     """Time that the phases of a step wait for the host: launching a phase may take longer than running it.
 
     A phase is the forward of a microbatch, its backward, clipping, or Muon's update; the host is synchronised between them, or as good as.
-    AdamW is one launch for many tensors, which the device waits for while the host looks at each. Where microbatches are replayed as CUDA
-    graphs, the host launches one for each, and all except the first while the device runs the one before; where the update is one, it
-    launches one for AdamW and Muon.
+    AdamW is one launch for many tensors, which the device waits for while the host looks at each. If microbatches are replayed as CUDA
+    graphs, the host launches one graph per microbatch, all except the first while the device runs the previous one; a recorded update of
+    AdamW and Muon is one further graph.
 
     Args:
         spec: A checked spec.
@@ -303,7 +302,7 @@ def part_ns(spec: Spec, rates: Rates, part: KindWork) -> int:
 
 
 def _muon_ns(spec: Spec, rates: Rates, matrices: Iterable[Matrices]) -> int:
-    """Newton-Schulz on whole matrices, each on one of the ranks that share it."""
+    """Newton-Schulz on full matrices, each on one of the ranks that share it."""
     if not spec.optimizer.uses_muon:
         return 0
     dtype, flops, steps = spec.newton_schulz_dtype, 0, spec.optimizer.newton_schulz_steps

@@ -1,4 +1,4 @@
-"""Elements of the whole model on one tensor and expert rank, and of those the ones that are gathered packed."""
+"""Elements of the whole model on one tensor and expert rank, and the part of them that is gathered packed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs files: what layers take by measurement, read and written as `megaplan.costs/1`.
+"""Costs files: measured times and bytes of layers, read and written as `megaplan.costs/1`.
 
     {"format": "megaplan.costs/1",
      "layers": [{"forward_ns": 1331, "input_ns": 2306, "weight_ns": 481, "static_bytes": null, "activation_bytes": null}, …],
@@ -6,7 +6,8 @@
      "boundary_ns": null}
 
 Nothing has a silent default: every layer and both edges must be there, null for an edge that takes no time. `static_bytes` and
-`activation_bytes` may be left out or null: the budget's own. So may `boundary_ns`: the model's own.
+`activation_bytes` may be absent or null, which means the budget's own values. The same holds for `boundary_ns`, whose default is the
+modelled time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MAX_NS = 10**12
 MAX_STORED_BYTES = 2**48
 MAX_DIGITS = 100
 MAX_FINDINGS = 20
-WRITE_ONE = "megaplan costs SPEC -o costs.json, and replace what was measured"
+WRITE_ONE = "megaplan costs SPEC -o costs.json, then replace the times that were measured"
 
 _TIMES = ("forward_ns", "input_ns", "weight_ns")
 _BYTES = ("static_bytes", "activation_bytes")
@@ -101,7 +102,7 @@ def _time(record: dict[str, Any]) -> LayerTime:
 
 
 def _digest(document: dict[str, Any]) -> str:
-    """The digest of the values: keys that were left out count as null, keys are sorted, spaces do not count."""
+    """The digest of the values: absent keys count as null, keys are sorted, spaces do not count."""
 
     def whole(record: dict[str, Any] | None) -> Any:
         return record and {key: record.get(key) for key in (*_TIMES, *_BYTES)}

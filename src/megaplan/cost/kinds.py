@@ -1,4 +1,4 @@
-"""The identity of an operation next to its measured constant: what the kinds of kernels count for reference specs."""
+"""The identity of an operation next to its measured constant: the counts of its kinds of kernels in reference specs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def changed_kinds(device: str) -> frozenset[str]:
 
 
 def changed(constants: Measured) -> frozenset[str]:
-    """Kinds of these constants whose counts have changed, or whose kernels have, without a measurement of the new ones."""
+    """Kinds of these constants whose counts or kernels have changed without a new measurement."""
     now = kind_counts(constants.references)
     faster = frozenset(kind for kind, change in constants.changes.items() if not change.is_measured)
     return faster | frozenset(kind for kind, counts in constants.counts.items() if now.get(kind, Counts(0, 0, 0)) != counts)

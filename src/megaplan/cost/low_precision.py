@@ -1,7 +1,6 @@
 """Linears and banks of megarun under a recipe in eight bits: which operations multiply so, and their passes.
 
-Linears that follow one another with inputs of one width are those of one input: they share its copies, and the gradients of the input that
-each makes are added.
+Consecutive linears with inputs of one width are taken to read the same input: they share its copies, and their input gradients are added.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class EightBits:
         Args:
             op: The operation.
             tokens: Tokens of the call.
-            shares: True if the input is that of the linear before.
+            shares: True if the input is the previous linear's.
             keeps: True if the input's copy is kept in place of the input.
         """
         if self._emulated:
@@ -106,7 +105,7 @@ def _together(first: ScaledPass, second: ScaledPass) -> ScaledPass:
 
 
 def in_eight_bits(op: OpWork) -> bool:
-    """True for the linears that multiply so: those whose input has a gradient."""
+    """True for the linears that multiply in the recipe's format: those whose input has a gradient."""
     return op.is_linear and bool(op.in_width) and bool(op.work.input_grad)
 
 
@@ -120,5 +119,5 @@ def sharing(ops: Works) -> frozenset[int]:
 
 
 def saved_by_attention(ops: Works) -> frozenset[int]:
-    """Indices of linears whose input is the result of attention, which saves it: no copy of it is kept."""
+    """Indices of linears whose input is the result of attention: attention saves it, so no copy is kept."""
     return frozenset(index for index, (before, op) in enumerate(pairwise(ops), start=1) if in_eight_bits(op) and before.part == ATTENTION)

@@ -1,8 +1,8 @@
 """Times of layers whose kept tensors go to host memory and back (`host.activation_offload`), behind the layers that run meanwhile.
 
-A layer's copy leaves while the next layer runs forward, and comes back while that runs backward; what takes longer than that is waited
-for. Copies of a layer at the end of a stage are taken as those before another layer, although they hide behind nothing there: a stage's
-first and last copy are a part of them that does not depend on where cuts are.
+A layer's copy leaves while the next layer runs forward, and comes back while that runs backward; the step waits for the rest of a longer
+copy. Copies of a stage's last layer are timed as if another layer followed, although nothing hides them there: that part does not depend on
+the cuts.
 
 Source: `megarun.parallel.apply.offload`.
 """
@@ -20,7 +20,7 @@ from megaplan.spec.models import Spec
 
 
 def with_copies(spec: Spec, inventory: Inventory, rates: Rates, times: Sequence[LayerTime]) -> list[LayerTime]:
-    """Times of layers, each with what its copies take longer than the layer after it; `times` are those without copies."""
+    """Times of layers, each with the excess of its copies over the next layer; `times` excludes copies."""
     copies = _copies_ns(spec, inventory, rates)
     found = []
     for copy_ns, (own, after) in zip(copies, pairwise(times), strict=True):

@@ -2,11 +2,12 @@
 
 FSDP2 casts each parameter's shard to the dtype of forward, copies it into the buffer that is gathered, lays the gradients of a block out
 for their reduction in its dtype, and copies the result; after the first microbatch it adds it to the sum. A rank that has its parameters
-whole runs without FSDP2: it casts parameters and gradients, if their dtypes differ, and adds those of later microbatches. Clipping reads
-every gradient for its norm. AdamW reads gradient, parameter and two moments and writes the last three. Muon moves a momentum and writes its
-Nesterov update into the matrices of its iterations in one pass, and decays and updates the parameter in another.
+whole runs without FSDP2: it casts parameters and gradients, if their dtypes differ, and adds gradients of later microbatches. Clipping
+reads every gradient for its norm. AdamW reads gradient, parameter and two moments and writes the last three. Muon moves a momentum and
+writes its Nesterov update into the matrices of its iterations in one pass, and decays and updates the parameter in another.
 
-Products of Newton-Schulz are counted in whole waves of tiles over the multiprocessors: a matrix of few tiles leaves most of them idle.
+Products of Newton-Schulz are counted in whole waves of tiles over the multiprocessors: a matrix of few tiles leaves most multiprocessors
+idle.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py; `megarun.optim`.
 """
@@ -28,7 +29,7 @@ PRODUCT_ROWS, PRODUCT_COLUMNS = 256, 128
 CHUNK_ELEMENTS, CHUNKS_OF_LAUNCH = 65536, 320
 """Limits of one launch over many tensors: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
 CLIP_OPERATIONS, ROUND_OPERATIONS, NORM_LAUNCHES = 4, 8, 4
-"""Operations of the host for the gradients' norm, for a round of Muon's without its products, and of those the ones on norms."""
+"""Host launches for the gradients' norm, for a round of Muon without its products, and of the latter those for norms."""
 DELAYED_PASSES, DELAYED_LAUNCHES = 30, 14
 """Numbers that an operand's next factor reads and writes, in addition to its history, and kernels of the update of all of a rank: one finds
 the largest of the history."""
@@ -77,7 +78,7 @@ class StoredParameters(NamedTuple):
         trained_tensors: Tensors with gradients.
         groups: Blocks that are gathered and reduced together.
         matrices: Matrices that Muon updates.
-        packed: Elements of weights that are packed for the gather, and their bytes: of dense ones, and of banks.
+        packed: Elements and bytes of the weights that are packed for the gather: dense ones, and banks.
         packed_tensors: Tensors of both.
         delayed_weights: Weights whose products have numbers of delayed scaling.
     """
@@ -113,7 +114,7 @@ def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def _whole_casts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """Copies of what is stored in another dtype than it is used in, a group in one launch."""
+    """Copies of tensors stored in another dtype than they are used in, one launch per group."""
     used, stored, frozen = spec.precision.params, spec.precision.master, held.elements - held.trained
     kept = stored if spec.lora is None else spec.lora.stored(used)
     cast = (held.trained * (stored.bytes + used.bytes) if stored is not used else 0) + (
@@ -146,13 +147,13 @@ def sum_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def clip_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """Once: the norm, and the sum of squares; the gradients are scaled where they are read."""
+    """Once per step: the norm, and the sum of squares; gradients are scaled when they are read."""
     yield KindWork("clip", held.shard * spec.precision.grads.bytes, 0, _launches(held.shard))
     yield KindWork(MEMORY, 0, 0, (CLIP_OPERATIONS - 1) * spec.pp_shares)
 
 
 def delayed_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """Once: a column of the histories of maxima written, all of them or that column read, and factors made of them."""
+    """Once per step: write a column of the histories of maxima, read all or that column, and compute factors."""
     recipe, operands = spec.precision.recipe, held.delayed_weights * DELAYED_ROLES
     if recipe is not None and operands:
         reads = recipe.amax_compute == "max"
@@ -169,9 +170,9 @@ def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def muon_parts(spec: Spec, held: StoredParameters, num_sms: int) -> Iterator[KindWork]:
-    """Once, after AdamW: momenta and updates in one pass, the iterations, and decay and update in one.
+    """Once per step, after AdamW: momenta and updates in one pass, the iterations, then decay and update in one pass.
 
-    Each matrix is orthogonalised by one of the ranks that share it. An exchange packs what is sent and unpacks what arrives.
+    Each matrix is orthogonalised by one of the ranks that share it. An exchange packs sent tensors and unpacks received ones.
     """
     if not spec.optimizer.uses_muon:
         return
@@ -187,7 +188,7 @@ def muon_parts(spec: Spec, held: StoredParameters, num_sms: int) -> Iterator[Kin
 
 
 def exchanged_elements(spec: Spec, held: StoredParameters) -> tuple[int, int]:
-    """Elements that a rank sends to the ranks that orthogonalise them, of dense tensors and of banks; as many come back."""
+    """Elements that a rank sends to the ranks that orthogonalise them, of dense tensors and of banks; the same number is returned."""
     found = [0, 0]
     for each in held.matrices:
         if each.rounds(spec)[0].degree > 1:

@@ -1,7 +1,7 @@
-"""Times of a pipeline whose stages lie on several types of devices: each slot by the rates of its own.
+"""Times of a pipeline whose stages are on several types of devices: each slot by the rates of its device.
 
-The schedule is replayed with the times of the slots. What data ranks and the optimizer add is that of the device on which they add the
-most; how much of an exchange computation hides is that of a mean stage on the first device, whose pace the others keep.
+The schedule is replayed with the times of the slots. The time of data ranks and the optimizer is taken from the device on which it is
+longest; the hidden share of exchanges from a mean stage on the first device, which sets the pace.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from megaplan.spec.pools import alone_specs, joins_pools, parts_of
 
 
 def pool_rates(spec: Spec) -> list[Rates]:
-    """The rates of each type of device, in the order of `parts_of`: measured ones only if all have been measured, so that they compare."""
+    """The rates of each type of device, in the order of `parts_of`: measured rates only if all types have them."""
     alone = alone_specs(spec)
     found = [rates_of(each) for each in alone]
     return found if all(rates.measured for rates in found) else [rates_of(each, modelled=True) for each in alone]
 
 
 def slot_times(spec: Spec, inventory: Inventory) -> tuple[ModelTimes, ...]:
-    """Times of the whole model on the device of each slot; the boundary is that of the slowest device's links."""
+    """Times of the whole model on the device of each slot; the boundary's time is by the slowest device's links."""
     if not spec.pools:
         return (model_times(spec, inventory),) * spec.mesh.num_slots
     return PooledTimer(inventory).slots(spec)
@@ -101,13 +101,13 @@ class PooledTimer:
         return max((timer.outside_terms(alone, pace) for timer, alone in timed), key=lambda terms: sum(terms.values()))
 
     def _replayed(self, spec: Spec, times: Sequence[ModelTimes], spans: SlotSpans) -> tuple[int, int]:
-        """Time of all microbatches of an update, and what turns hide on all ranks."""
+        """Time of all microbatches of an update, and the time that turns hide on all ranks."""
         orders = spec.schedule.kind, spec.mesh.pp, spec.mesh.vpp, spec.schedule.num_microbatches
         linked, lengths, steps = linked_orders(*orders), replayed(times, spans), spec.schedule.steps_per_update
         return steps * linked.makespan(lengths, p2p=times[0].widest_ns([stop for _, stop in spans[:-1]])), steps * linked.hidden(lengths)
 
     def turns_ns(self, spec: Spec, spans: SlotSpans) -> tuple[int, int]:
-        """Exchanges of rows in a step at which pairs take turns, and what these hide, on a mean pipeline rank."""
+        """Exchanges of rows in a step at which pairs take turns, and the time that these hide, on a mean pipeline rank."""
         times, count, pp = self.slots(spec), spec.schedule.microbatches_per_update, spec.mesh.pp
         exchanged = sum(slot.total_ns - slot.compute_ns for slot in of_own_slots(times, spans))
         return count * exchanged // pp, self._replayed(spec, times, spans)[1] // pp

@@ -1,4 +1,4 @@
-"""The time of an op's passes: kind by kind where the device has measured constants, else by the modelled rates."""
+"""The time of an op's passes: by kind if the device has measured constants, else by the modelled rates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megaplan.spec.models import Spec
 
 SECOND_NS = 10**9
 LINEARS = frozenset({*FAMILIES, "head"})
-"""Parts whose products are those of linears."""
+"""Parts that multiply as linears do."""
 PARTS = 10_000
 
 
@@ -53,7 +53,7 @@ class Rates:
         launch_ns: Time of one kernel in addition to its work.
         latency_ns: Time of one send or collective in addition to its bytes.
         step_ns: Time of one step of a recurrence.
-        reached: Share of the peak that products of linears reach by dtype, in ten-thousandths, where the spec gives it and not `percent`.
+        reached: Share of the peak that products of linears reach, by dtype in ten-thousandths, if the spec gives it instead of `percent`.
         own: Percentages without those that the spec gives.
         measured: Shares of the counted floors that kinds of kernels reach, if steps were profiled and kernels run; else None.
         rings: Protocols of collectives over several nodes; none if bytes alone count.
@@ -77,7 +77,7 @@ class Rates:
     def kind_ns(self, kind: str, num_bytes: int, flops: int, part: str, dtype: DType) -> int:
         """Time of one kind of kernels without their launches: the counted floor over the measured share, or the modelled rates.
 
-        A percentage that the spec gives changes the share as it changes the device's own.
+        A percentage of the spec scales the share by its ratio to the device's own percentage.
         """
         share = None if self.measured is None else self.measured.shares.get(kind)
         if share is None:
@@ -144,7 +144,7 @@ def rates_of(spec: Spec, *, modelled: bool = False) -> Rates:
 
 
 def rates_with(rates: Rates, found: Measured) -> Rates:
-    """Rates with a device's measured constants in the place of its modelled ones."""
+    """Rates with a device's measured constants instead of its modelled ones."""
     percent = {part: figure.value for part, figure in rates.device.efficiency.items()} | dict(found.percent)
     step = found.step_ns or rates.step_ns
     return replace(rates, percent=percent, own=percent, launch_ns=found.launch_ns, step_ns=step, measured=found)
@@ -159,7 +159,7 @@ def _ceil(value: int, divisor: int) -> int:
 
 
 LIBRARY = "D"
-"""Products of plain torch are those of the GEMM library, as dense linears' are."""
+"""Plain torch multiplies with the GEMM library, like dense linears."""
 FORWARD, INPUT, WEIGHT = "F", "I", "W"
 Parts = tuple[KindWork, ...]
 Note = tuple[str, KindWork, int]
@@ -179,7 +179,7 @@ class Seen:
 
 
 class Prices:
-    """Times of one dtype's ops on one rank; counts launches as it goes.
+    """Times of one dtype's ops on one rank; also counts launches.
 
     Args:
         rates: Rates of the device.

@@ -1,6 +1,6 @@
 """The step of megarun: layer times from the device's rates, the schedule replayed with them, data ranks, and the optimizer.
 
-One timer times many specs of one model, as a search does; an estimate times one. Everything is in whole nanoseconds.
+One timer times many specs of one model in a search, or one spec in an estimate. All times are integers, in nanoseconds.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Change = Callable[[Rates], Rates]
 SlotSpans = Sequence[tuple[int, int]]
 """One half-open span of layers for each slot, in model order."""
 MOST_KEPT = 20_000
-"""Values of a kind that a timer keeps; beyond it all are dropped."""
+"""Number of cached values per kind of a timer; at this number the cache is emptied."""
 BUBBLE, EXPOSED, PLAIN, COPIES, HOST = "bubble", "exposed", "plain torch", "sharding copies", "host"
-"""Terms: idle pipeline ranks; how the names begin of what waits for transfers; what operations without a kernel take more than with one;
-FSDP2's casts and copies; what the device waits for the host."""
+"""Terms: idle pipeline ranks; the prefix of waits for transfers; the additional time of operations without a kernel;
+FSDP2's casts and copies; the device's waiting time for the host."""
 
 
 class Sums(NamedTuple):
@@ -65,9 +65,9 @@ class Sums(NamedTuple):
 
 
 WITHOUT_RECOMPUTE = {"recompute": Spec.model_fields["recompute"].default}
-"""Update of a spec whose blocks all keep what backward needs."""
+"""Update of a spec without recompute."""
 _MODULES: dict[tuple[str, str], RecomputePolicy] = {("A", "core_attn"): "selective", ("D", "mlp"): "full", ("E", "moe"): "full"}
-"""Policies that are what a module of Megatron's selective recompute runs again; the other modules run little."""
+"""Policies that correspond to a module of Megatron's selective recompute; other modules recompute little."""
 
 
 def policy_of(spec: Spec, letter: str) -> RecomputePolicy:
@@ -87,7 +87,7 @@ class ReplayTimer:
     """Steps of one model on one kind of device, by any mesh, schedule, batch and recompute policy."""
 
     def __init__(self, inventory: Inventory, spec: Spec, change: Change | None = None, *, fused: bool = False) -> None:
-        """`spec`: any of those that are timed; they differ in what a search varies.
+        """`spec`: one of the timed specs, which differ in the varied keys of a search.
 
         `change`: of the rates of each spec; none if None. `fused` as for `layer_time`.
         """
@@ -141,7 +141,7 @@ class ReplayTimer:
         return found
 
     def running(self, spec: Spec) -> ModelTimes:
-        """The times without what layers wait for copies of kept tensors."""
+        """The times without the waits of layers for copies of saved tensors."""
         return ModelTimes(tuple(self._without_copies(spec)), *self._end(spec), self.rates(spec).issue_ns)
 
     def _without_copies(self, spec: Spec) -> list[LayerTime]:
@@ -164,20 +164,20 @@ class ReplayTimer:
         return self.sums(spec).total - self._copied(spec).total_ns
 
     def step_ns(self, spec: Spec, spans: SlotSpans) -> int:
-        """The replay's makespan, and what data ranks and the optimizer add."""
+        """The replay's makespan, and the additional time of data ranks and optimizer."""
         sums = self.sums(spec)
         return self._replayed(spec, sums, spans)[0] + self.outside_layers(spec, sums)
 
     def turns_ns(self, spec: Spec, spans: SlotSpans) -> tuple[int, int]:
-        """Exchanges of rows in a step at which pairs take turns, and what these hide, on a mean pipeline rank."""
+        """Exchanges of rows in a step at which pairs take turns, and the time that these hide, on a mean pipeline rank."""
         sums, count = self.sums(spec), spec.schedule.microbatches_per_update
         return count * (sums.total - sums.computing) // spec.mesh.pp, self._replayed(spec, sums, spans)[1] // spec.mesh.pp
 
     def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, which add up to the step's.
 
-        Of a mean pipeline rank: its layers, what they take longer as plain torch, what runs again, what waits for transfers; then idle
-        time, data ranks and the optimizer.
+        On a mean pipeline rank: its layers, their additional time as plain torch, recompute, waits for transfers; then idle time, data
+        ranks and the optimizer.
         """
         count, pp, sums = spec.schedule.microbatches_per_update, spec.mesh.pp, self.sums(spec)
         once = spec.model_copy(update=WITHOUT_RECOMPUTE)
@@ -192,7 +192,7 @@ class ReplayTimer:
     def kinds(self, spec: Spec) -> list[Note]:
         """Every kind of kernels of a step, all pipeline ranks together, with its counts and its time; none without measured constants.
 
-        Those outside the layers have the empty letter.
+        Kinds outside the layers have the empty letter.
         """
         if self.rates(spec).measured is None:
             return []
@@ -205,7 +205,7 @@ class ReplayTimer:
         return notes * count + [("", part, part_ns(spec, self.rates(spec), part)) for part in self._parts_outside(spec)]
 
     def kinds_seen(self, spec: Spec) -> set[str]:
-        """Names of the kinds of kernels of what was timed, and of what a step runs outside its layers."""
+        """Names of the kinds of kernels of the timed layers, and of a step outside its layers."""
         return self.seen.kinds | {part.kind for part in self._parts_outside(spec)}
 
     def _parts_outside(self, spec: Spec) -> list[KindWork]:
@@ -227,7 +227,7 @@ class ReplayTimer:
         return sum(self.outside_terms(spec, sums).values())
 
     def outside_terms(self, spec: Spec, sums: Sums) -> dict[str, int]:
-        """The parts of `outside_layers` by term; `sums` are those of the computation that hides exchanges."""
+        """The parts of `outside_layers` by term; `sums` are of the computation that hides exchanges."""
         data = self._data_of(spec)
         exposed, copies = exposed_ns(spec, data, sums.forward, sums.total), copies_ns(spec, data)
         return {f"{EXPOSED} data": exposed, COPIES: copies, "optimizer": data.optimizer_ns, HOST: self._host(spec, sums)}
@@ -339,7 +339,7 @@ class ReplayTimer:
         return found
 
     def _replayed(self, spec: Spec, sums: Sums, spans: SlotSpans) -> tuple[int, int]:
-        """Time of all microbatches of an update, and what turns hide on all ranks.
+        """Time of all microbatches of an update, and the time that turns hide on all ranks.
 
         The schedule runs `steps_per_update` times, and fills and drains each time.
         """
@@ -389,12 +389,12 @@ def linked_orders(kind: str, pp: int, vpp: int, count: int) -> LinkedOrders:
 
 
 def terms_of(makespan: int, busy: int, plain: int, recompute: int, exposed: int) -> dict[str, int]:
-    """Nanoseconds by term of the microbatches: `busy` ones of a mean pipeline rank, of them three parts, and idle ones."""
+    """Nanoseconds by term of the microbatches: the `busy` time of a mean pipeline rank with three parts of it, and idle time."""
     shares = {PLAIN: plain, "recompute": recompute, f"{EXPOSED} transfers": exposed}
     return {"layers": busy - sum(shares.values()), **shares, BUBBLE: makespan - busy}
 
 
 def without_unmeasured(terms: dict[str, int], rates: Rates) -> dict[str, int]:
-    """The terms without plain torch's if there is none, and without those of the host and of copies if no measured constant gives them."""
+    """The terms without plain torch if its term is 0, and without host and copies if no measured constant gives them."""
     absent = {name for name in (PLAIN,) if not terms[name]} | ({COPIES, HOST} if rates.measured is None else set())
     return {name: value for name, value in terms.items() if name not in absent}

@@ -8,9 +8,9 @@ Each op takes max(FLOPs / reached peak, bytes / reached bandwidth, dependent ste
   with a capacity `capacity_factor` times on every rank.
 - dp axes divide nothing: a microbatch is a data rank's.
 
-An operation that megarun runs by kernels of megakernels, or as plain torch, takes what its facts say of these instead, and so do linears
-and banks in eight bits (`megakernels.ops.<operation>.facts`). Kernels of an operation hand intermediates to one another through memory,
-make products again, and are launched one by one:
+Operations that megarun runs by kernels of megakernels or as plain torch, and linears and banks in eight bits, take these figures from their
+facts instead (`megakernels.ops.<operation>.facts`). Kernels of an operation hand intermediates to one another through memory, make products
+again, and are launched one by one:
 
     max(FLOPs / reached peak, bytes / reached bandwidth, dependent steps · step) + launches · launch
 
@@ -19,7 +19,7 @@ takes
 
     √((launches · launch)² + (bytes / bandwidth + FLOPs / fp32 peak)²)
 
-W is what a split backward of megarun leaves for later: the weight gradients of linears, the head included. Those of expert banks, router,
+W is the deferred part of a split backward of megarun: the weight gradients of linears, the head included. Those of expert banks, router,
 convolutions and the recurrence are made together with I. Recompute is part of I: `full` runs the block again without the product that ends
 it, `selective` the ops that its family names; the model's last layer and MTP run nothing again.
 """
@@ -123,7 +123,7 @@ def layer_time(
         policy: Recompute policy.
         scaled: True if its linears and banks multiply in eight bits.
         fused: True to count one kernel for each op that runs as plain torch.
-        seen: Notes what kinds of kernels run, where the device has measured constants.
+        seen: Records the kinds of kernels that run, if the device has measured constants.
     """
     timer = _Timer(spec, rates, spec.precision.of(block.family), fused=fused, scaled=scaled, policy=policy, seen=seen)
     ops, family = layer_works(timer.load, spec.model, block), FAMILIES[block.family]
@@ -162,7 +162,7 @@ class _Passes(NamedTuple):
         op: The operation.
         scaled: F, I and W of a linear or a bank in eight bits; None for other operations.
         kernels: Forward and backward by Triton kernels; None for one kernel that is ideal.
-        plain: Forward and backward by plain torch, where that runs.
+        plain: Forward and backward by plain torch, if that runs.
     """
 
     op: OpWork
@@ -227,7 +227,7 @@ class _Timer:
         return found
 
     def _sums_ns(self, ops: Works) -> Iterator[tuple[int, int]]:
-        """Gradients of one input that several linears read, added up, by linear; those in eight bits have them among their copies."""
+        """Additions of the gradients of one input that several linears read, by linear; eight-bit linears count them among their copies."""
         if not self._counts or self._scaled is not None:
             return
         size = self._dtype.of_products.bytes

@@ -23,15 +23,15 @@ class TowerWorks(NamedTuple):
     """Operations of a part of the towers that have one workload.
 
     Attributes:
-        load: Positions of an image, or of a window of it, and those of all images of a microbatch.
+        load: Positions of an image (or of a window of it), and of all images of a microbatch.
         ops: Operations.
         reruns: Operations that selective recompute runs again.
         policy: Recompute policy.
         times: Number of times that they run.
         elements: Elements of the parameters that they read.
-        trained: Elements of those with gradients.
-        width: Width of what the ranks that share the patches gather before it and scatter after; 0 for nothing.
-        gathered: Width of what they gather after it, of all its rows; 0 for nothing.
+        trained: Elements with gradients.
+        width: Width of the rows that ranks with shared patches gather before it and scatter after it; 0 for no exchange.
+        gathered: Width of the rows that they gather after it; 0 for no gather.
     """
 
     load: Workload

@@ -12,9 +12,9 @@ another microbatch's work hides):
 Not counted: what happens once per step or outside the layers (gathering parameters and reducing gradients of FSDP2, the optimizer).
 
 Collectives over n ranks whose gathered payload is S bytes: latency + (n − 1) / n · S / bandwidth. In a node that is the fabric's; across
-nodes the slower of the fabric and the adapters of the group's ranks in one node together, an upper bound of what is reached, and each
-step of the ring from rank to rank takes a time of its own, which grows with n. Sums over several nodes also run in a tree, whose steps
-grow with the logarithm of the nodes. An exchange of rows cannot share adapters: each rank sends through its own.
+nodes the slower of the fabric and the group's adapters of one node together, an upper bound. Each step of the ring from rank to rank adds a
+latency, which grows with n. Sums over several nodes also run in a tree, whose steps grow with the logarithm of the nodes. An exchange of
+rows cannot share adapters: each rank sends through its own.
 
 Source: arXiv:2205.05198, section 4.2.2 (tensor groups); NCCL's tuning model (latency and bandwidth terms).
 """
@@ -42,7 +42,7 @@ class Transfers:
     Attributes:
         forward_ns: In F.
         input_ns: In I.
-        again_ns: Part of F that a whole-block recompute waits for once more.
+        again_ns: Transfers in F that full recompute of the block repeats.
         core_again_ns: Part of these that selective recompute waits for once more: keys and values of the context group.
     """
 
@@ -86,7 +86,7 @@ class RankGroup:
 
 
 def gather_ns(rates: Rates, spec: Spec, group: RankGroup, payload_bytes: int, count: int = 1) -> int:
-    """All-gathers or reduce-scatters of payloads that are whole on every rank after or before them.
+    """All-gathers or reduce-scatters; the payload is the full tensor, after a gather or before a scatter.
 
     Args:
         rates: Rates of the device.
@@ -132,7 +132,7 @@ def exchange_ns(rates: Rates, spec: Spec, group: RankGroup, sent_bytes: int) -> 
 
 
 def boundary_times(rates: Rates, spec: Spec, *, leaves: bool = False) -> tuple[int, ...]:
-    """`boundary_ns` before each layer, with the values that it carries; of equal times only one, without a pipeline 0."""
+    """`boundary_ns` before each layer, with the values sent there; one number if all are equal, 0 without a pipeline."""
     if spec.mesh.pp == 1:
         return (0,)
     dims = local_dims(spec)
@@ -214,9 +214,9 @@ def row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges
 
 
 def rows_ns(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> tuple[int, int]:
-    """An exchange of the rows of the rank's own tokens, or of those that the busiest of the ranks with their experts receives.
+    """An exchange of the rows that the rank sends, or of those that the busiest expert rank receives.
 
-    And a gather by the ranks with slices of an expert, of each other's rows, or a scatter of the sums of their results.
+    Adds a gather of rows among the ranks with slices of an expert, or a reduce-scatter of their results.
     """
     row = (exchanges.row_width or spec.model.hidden_size) * load.itemsize
     sent = load.num_tokens // load.tp * exchanges.rows * row

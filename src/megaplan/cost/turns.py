@@ -1,9 +1,9 @@
 """Legs of a layer's passes: what it computes between the exchanges of its rows, where pairs of microbatches take turns at them.
 
-The layer's program says where its exchanges are among its operations; backward runs them in reverse. What else a layer waits for counts as
-computation: ranks with slices of an expert gather and sum rows between the two exchanges, and a tensor group shares the shared expert
-alone, which runs behind both. Counts of rows are exchanged in no time, but in the same group: a forward keeps the turn and waits for what
-is on its way there.
+The layer's program says where its exchanges are among its operations; backward runs them in reverse. A layer's other transfers count as
+computation: ranks with slices of an expert gather and sum rows between the two exchanges; a tensor group exchanges only for the shared
+expert, which runs after both. Counts of rows are exchanged in no time, but in the same group: a forward does not pass the turn and waits
+for exchanges in flight there.
 
 Source: `megarun.model.moe.ExpertBlock`, `megarun.parallel.groups.turns`.
 """
@@ -51,7 +51,7 @@ class Waits(NamedTuple):
 
     Attributes:
         exchanged: An exchange of rows.
-        sliced: A gather of rows by ranks with slices of an expert, or a sum of them.
+        sliced: A gather or reduce-scatter of rows among ranks with slices of an expert.
         forward: All of F.
         backward: All of I.
     """

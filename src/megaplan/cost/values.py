@@ -18,12 +18,12 @@ class LayerTime:
 
     Attributes:
         forward_ns: F.
-        input_ns: I: everything that a split backward computes before it sends its gradient on, recompute included.
-        weight_ns: W: the weight gradients that a split backward leaves for later, those of linears.
+        input_ns: I: the part of a split backward before it sends its gradient, recompute included.
+        weight_ns: W: the deferred weight gradients of linears in a split backward.
         forward_launches: Kernels that the host launches in F; 0 where launches are not counted.
         backward_launches: The same of I and W.
         forward_legs: Exchanges of rows in F, at which the microbatches of a pair take turns; empty if they do not.
-        backward_legs: The same in a whole backward.
+        backward_legs: The same in a backward that is not split.
     """
 
     forward_ns: int = 0
@@ -155,7 +155,7 @@ def _least(times: Sequence[LayerTime]) -> LayerTime:
 
 
 def replayed(times: Sequence[ModelTimes], spans: Sequence[tuple[int, int]], copies: int = 1) -> SlotTimes:
-    """F, I and W of the slots of all copies of a model for a replay, and the courses of their pairs where these take turns."""
+    """F, I and W of the slots of all copies of a model for a replay, and the legs of their pairs if these take turns."""
     slots = of_own_slots(times, spans)
     forward, inputs, weight = (tuple([getattr(each, part) for each in slots]) for part in ("forward_ns", "input_ns", "weight_ns"))
     courses: tuple[tuple[Course, Course], ...] = ()
@@ -165,7 +165,7 @@ def replayed(times: Sequence[ModelTimes], spans: Sequence[tuple[int, int]], copi
 
 
 def _courses(slot: LayerTime, issue_ns: int) -> tuple[Course, Course]:
-    """A forward and a backward of a slot; what its host takes longer than the device is not part of its time."""
+    """A forward and a backward of a slot, without the time by which the host is slower than the device."""
     forward, backward = slot.forward_ns, slot.backward_ns
     return (
         Course(slot.forward_legs, forward, min(forward, slot.forward_launches * issue_ns)),
@@ -195,8 +195,8 @@ class MeasuredCosts:
         digest: `sha256:` and the hex digest of the file's values; spaces and the order of keys do not count.
         static_bytes: Bytes of each layer, as `StoredBytes.static_bytes`.
         activation_bytes: Bytes of each layer, as `StoredBytes.activation_bytes`.
-        first: Memory of what `times.first` times.
-        last: Memory of what `times.last` times.
+        first: Memory of the part that `times.first` times.
+        last: Memory of the part that `times.last` times.
     """
 
     times: ModelTimes

@@ -1,10 +1,10 @@
 """Branch and bound over meshes in the order of their bounds, until none of the rest can be among the best, or a limit is reached.
 
-A search of many layouts begins with those of `exploration.start`, so that there is a good row after seconds, and a limit for all others.
+A search of many layouts begins with the layouts of `exploration.start`: after seconds it has a good row, which limits all others.
 
-A mesh has two bounds: a cheap one, and, once that is among the smallest, the least bound of its schedules and policies that may
-fit. Meshes are processed in waves of a fixed size, and the limit of a wave is decided before it begins. So the same outcomes are
-computed whatever the number of processes, and in whatever order they finish.
+A mesh has two bounds: first a cheap one; once it is among the smallest, the least bound of the mesh's schedules and policies that may fit.
+Meshes are processed in waves of a fixed size, and the limit of a wave is set before it begins. So the outcomes do not depend on the number
+of processes or the order in which they finish.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALONE = 200
 PLAIN_SHARE = 0.4
 """Share of a time limit after the first answer in which meshes are tried with their simplest schedule."""
 MORE_SECONDS, MOST_SECONDS = 0.7, 20.0
-"""Time for what is said of a result after a search that has spent its own, and after one without a limit."""
+"""Time for the explanation of a result after a search that has spent its time limit, and after one without a limit."""
 SMALL_GAP, SURE_SECONDS = 0.01, 5.0
 """Gap at which a search with a time limit ends, and the time that it takes for a proof before."""
 Stop = Literal["", "gap", "time", "interrupt"]
@@ -115,7 +115,7 @@ class Explored:
         return not self.stopped
 
     def answer_ends(self) -> float:
-        """Time at which the work on what is said of the result ends, a value of `time.monotonic`."""
+        """Deadline of the explanation of the result, a value of `time.monotonic`."""
         now = monotonic()
         return now + MOST_SECONDS if self.deadline is None else max(self.deadline, now + MORE_SECONDS)
 
@@ -125,7 +125,7 @@ class Explored:
         return Progress(self.done, len(self.bounds), self.num_evaluated, next(iter(self.rows), None), self.bound_ns)
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Keep outcomes; one that a deadline left without an evaluation does not replace an earlier one."""
+        """Keep outcomes; an outcome that a deadline left unevaluated does not replace an earlier one."""
         for outcome in outcomes:
             if not (outcome.is_late and outcome.layout in self.outcomes):
                 self.outcomes[outcome.layout] = outcome
@@ -280,8 +280,8 @@ def _tries_plain(found: Explored, run: Callable[..., list[Any]], stops: Callable
 def _seeds(bounds: Sequence[tuple[int, LayoutChoice]], own: Evaluator) -> Iterator[LayoutChoice]:
     """The layouts that give the first limit.
 
-    One layout for each number of tensor and pipeline ranks, with the smallest bound and few sequences per microbatch; and of the meshes
-    without a pipeline, whose bound is close to their step, those with the smallest bounds that may fit.
+    For each number of tensor and pipeline ranks the layout with the smallest bound and few sequences per microbatch; of the meshes without
+    a pipeline, whose bounds are close to their steps, those with the smallest bounds that may fit.
     """
     seen: set[tuple[int, int]] = set()
     plain = [mesh for _, mesh in bounds if mesh.pp == 1]

@@ -103,7 +103,7 @@ class Evaluator:
         return known[policy]
 
     def _keep_chain(self) -> None:
-        """Reduce many recompute policies to those of `exploration.recompute`, by bytes and times of one sequence on one rank."""
+        """Reduce many recompute policies to the choice of `exploration.recompute`, by bytes and times of one sequence on one rank."""
         options, space = self.space.recomputes, self.space
         own = space.policies(ONE_RANK)[0]
         plain_spec = space.spec_of(ONE_RANK, own)
@@ -182,7 +182,7 @@ class Evaluator:
         return Exact(layout, policy, spans, self.side(spec).clock.step_ns(spec, spans), peak, headroom)
 
     def fitting(self, stack: Stack, memory: Memory, most: int | None = None, *, likely: bool = False) -> Fitting | None:
-        """The best cuts for the busiest slot, or rank, of those that fit; None if it costs more than `most`, fitting or not.
+        """Of the cuts that fit, the best ones for the busiest slot, or rank; None if it costs more than `most`, fitting or not.
 
         If they are likely to fit, the budget is checked before the sums of memory, which a fitting split keeps anyway.
         """
@@ -248,7 +248,7 @@ class Evaluator:
 
         Args:
             layout: The layout.
-            limit_ns: Policies whose step is known to be longer are left out.
+            limit_ns: Policies with a longer step are left out.
         """
         num_policies = len(self.space.policies(layout))
         if self.is_late:
@@ -272,7 +272,7 @@ class Evaluator:
         return self._best_policy(Outcome(layout, best, int(tries), num_policies, bound, proven, over), left, limit_ns)
 
     def _keeps_least(self, thrifty: MemoryPolicy) -> bool:
-        """True if no other policy fits when the sums of memory show that the one with the least memory does not.
+        """True if no policy fits once the memory sums refute the policy with the least memory.
 
         For policies by modules the sums do not contain the tensors that layers keep under full recompute; modules are not ordered this way.
         """
@@ -297,7 +297,7 @@ class Evaluator:
         return Outcome(layout, None, 0, len(policies), bound, bound == UNLIMITED, over)
 
     def _best_policy(self, tried: Outcome, left: Policies, limit_ns: int) -> Outcome:
-        """Outcome of a layout whose policy with the least memory has been tried; `left` are those to try, as in `bounds`."""
+        """Outcome of a layout whose policy with the least memory has been tried; `left` has the policies to try, as in `bounds`."""
         layout, best, proven, bound = tried.layout, tried.best, tried.proven, tried.bound_ns
         evaluated = tried.num_evaluated
         while left:
@@ -309,7 +309,7 @@ class Evaluator:
             if self.is_late:
                 bound = min([bound, *[least for least, _ in left]])
                 break
-            # A policy that fits excludes slower ones, one far from fitting excludes those that keep more: so the middle first.
+            # a policy that fits excludes slower ones, one far from fitting excludes policies that save more: the middle first
             least, policy = left.pop(len(left) // 2)
             evaluated += 1
             found = self.exact(layout, policy, limit)
@@ -326,7 +326,7 @@ class Evaluator:
     ) -> tuple[Policies, int]:
         """Policies to try after the one with the least memory, and the least bound of the excluded ones that are not proven not to fit.
 
-        Where that one is far from fitting, only those with other kernels are left: their scratch is in no order of policies.
+        If that one is far from fitting, only policies with other kernels remain, whose scratch follows no order.
         """
         left = [(least, policy) for least, policy in policies if policy != thrifty and self._may_fit(layout, policy)]
         if not isinstance(found, Fitting) or found.over_bytes * HOPELESS <= self.usable_bytes:
@@ -335,7 +335,7 @@ class Evaluator:
         return [each for each in left if each[1].triton != thrifty.triton], UNLIMITED if found.proven else min(dropped, default=UNLIMITED)
 
     def _without_more(self, left: Policies, policy: MemoryPolicy, found: Fitting) -> tuple[Policies, int]:
-        """Policies to try after one did not fit, and the least bound of the excluded ones, if they are not proven not to fit."""
+        """Policies to try after one did not fit, and the least bound of excluded ones that are not proven unfit."""
         if not _hopeless(found, self.usable_bytes):
             return left, UNLIMITED
         kept = [(least, other) for least, other in left if not keeps_more(other, policy)]
@@ -343,7 +343,7 @@ class Evaluator:
         return kept, UNLIMITED if found.proven else min(dropped, default=UNLIMITED)
 
     def _may_be_better(self, layout: LayoutChoice, policy: MemoryPolicy, best: Exact | None) -> bool:
-        """True if a policy may leave as much free memory as the best so far, if that is the objective."""
+        """True if a policy may leave as much free memory as the best so far (only for that objective)."""
         if self.objective != "headroom" or best is None:
             return True
         return self.usable_bytes - self._floor_on(layout, policy) >= best.headroom_bytes

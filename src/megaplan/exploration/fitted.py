@@ -65,9 +65,9 @@ class FittedClock:
         return self._bound_of(work, timer)
 
     def bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
-        """Work is spread evenly over the ranks; the passes of the whole model hide data ranks.
+        """Work is spread evenly over the ranks; the passes of the whole model hide exchanges of data ranks.
 
-        A pass joins device and host by a norm, so the passes of all stages together take at least as long as the pass of the whole model.
+        A pass combines device and host time by a norm, so the passes of all stages take at least as long as one pass of the whole model.
         """
         like = self._steps.get(policy)
         if like is None:
@@ -152,7 +152,7 @@ class FittedClock:
         return int(longest / self._share_of_costs(work, timer) * SECOND_NS / SLACK) + ROUNDED * len(self._kinds)
 
     def _share_of_costs(self, work: TimedStep, timer: StepTimer) -> float:
-        """The part of every block's cost that belongs to the device, or to the host if that is larger: each adds up to a rank's."""
+        """The device's part of every block's cost, or the host's if that is larger; each sums to a rank's."""
         rates, parts = timer.rates(work), timer.parts(work)
         device, host = [], []
         for kind in (*self._counts, "embedding", "head"):

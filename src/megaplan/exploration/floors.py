@@ -1,9 +1,9 @@
 """Lower bounds on the largest peak of a layout over all cuts, from sums over the whole model.
 
-At one of its forwards, rank r of a pipeline holds its parameters and moments S_r, the bytes that a_r microbatches at least keep on each of
-its chunks, a_r K_r, and if its chunks have all run backward, or forward, their whole gradients G_r and gathered parameters P_r:
-S_r + a_r K_r + g_r G_r + t_r P_r ≤ C. The parts of all ranks add up to the whole model's, so any weights w_r turn these into a bound of C;
-two are tried, w_r = 1 and w_r = 1 / a_r. When the update begins, all ranks hold parameters, optimizer state and gradient shards.
+At one of its forwards, rank r of a pipeline holds its parameters and moments S_r; at least a_r microbatches on each of its chunks, a_r K_r;
+and, if its chunks have all run backward (forward), their unsharded gradients G_r and gathered parameters P_r: S_r + a_r K_r + g_r G_r + t_r
+P_r ≤ C. The parts of all ranks add up to the whole model's, so any weights w_r give a bound of C; two are tried, w_r = 1 and w_r = 1 / a_r.
+When the update begins, all ranks hold parameters, optimizer state and gradient shards.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Floors(AnyFloors):
         return -(-(whole.static_bytes + max(self.kept_bytes(spec), whole.update_bytes)) // spec.pp_shares)
 
     def stored_bytes(self, spec: Spec) -> int:
-        """Parameters, gradients and optimizer state of the whole model: other meshes pad shards and have copies."""
+        """Parameters, gradients and optimizer state of the whole model: other meshes have padding and copies in addition."""
         whole = self._whole(spec)
         return whole.static_bytes + whole.update_bytes
 
@@ -70,7 +70,7 @@ class Floors(AnyFloors):
         return self.peak_bytes(spec_of(layout, policy))
 
     def least_on(self, mesh: LayoutChoice, policies: Sequence[MemoryPolicy], spec_of: SpecOf) -> int:
-        """The same over several policies and any schedule."""
+        """The smallest bound over several policies and any schedule."""
         recomputes = [policy.recompute for policy in policies]
         stored = {policy._replace(recompute=(), full_layers=0, modules=()) for policy in policies}  # stored bytes are the same
         return min(self._least_bytes(spec_of(mesh, policy), recomputes) for policy in stored)
@@ -114,7 +114,7 @@ class Floors(AnyFloors):
         return max(0, total - spec.mesh.num_slots * boundary_bytes(local_dims(spec)))
 
     def _layer_kinds(self, spec: Spec) -> list[tuple[int, int]]:
-        """Layers that keep different bytes, with the number equal to each; the last one, which is never recomputed, is separate."""
+        """Layers that save different bytes, each with its count; the last one, which is never recomputed, is separate."""
         if self._kinds is None:
             found: dict[tuple[object, ...], list[int]] = {}
             for index, block in enumerate(self._inventory.layers):
@@ -162,7 +162,7 @@ def floors_of(spec: Spec, inventory: Inventory) -> AnyFloors:
 def _held(kind: str, pp: int, vpp: int, count: int, keeps: bool, interleaved: bool) -> tuple[tuple[tuple[int, int, int], ...], ...]:
     """Two forwards of each rank: the fewest microbatches on a chunk, and True if all gradients and gathered parameters exist.
 
-    The first has the most microbatches, the second the most among those after every chunk's first backward.
+    The first has the most microbatches; the second, the most after every chunk's first backward.
     """
     found = []
     for of_rank in rank_states(kind, pp, vpp, count, interleaved=interleaved):

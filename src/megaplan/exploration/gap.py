@@ -11,8 +11,8 @@ from megaplan.wording import plural
 def loose_terms(found: Explored) -> str:
     """Names of the loose terms.
 
-    Memory: layouts whose tried cuts do not fit, without a proof for all cuts, since the bound on memory leaves out temporary tensors of a
-    running block. Time: layouts whose best cuts take longer than the bound of their schedule.
+    Memory: layouts whose tried cuts do not fit, without a proof for all cuts: the bound on memory excludes temporary tensors of a running
+    block. Time: layouts whose best cuts take longer than the bound of their schedule.
 
     Args:
         found: A search with a row.

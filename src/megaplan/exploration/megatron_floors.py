@@ -39,7 +39,7 @@ class ModelBytes(NamedTuple):
 
     Attributes:
         operators: Each kind, with its number of layers.
-        ends: Bytes outside the layers on the first and the last slot; a table that both share on one stage counts for the last one.
+        ends: Bytes outside the layers on the first and the last slot; a table that both share on one stage counts for the last.
         fixed: Buffers of every rank.
     """
 
@@ -62,7 +62,7 @@ class MegatronFloors(AnyFloors):
     """Lower bounds for one model under host megatron; values are cached by the degrees that they depend on."""
 
     def __init__(self, inventory: Inventory, spec: Spec) -> None:
-        """`spec` is any of the bounded ones; they differ in the varied keys of a search."""
+        """`spec` is one of the bounded specs, which differ in the varied keys of a search."""
         run = MegatronRun(spec, inventory)
         own = Counter(map(run.operator_letter, range(len(run.letters))))
         self._inventory, self._last = inventory, run.end
@@ -81,7 +81,7 @@ class MegatronFloors(AnyFloors):
         return self._peak(layout, policy, spec_of)
 
     def shared_bytes(self, spec: Spec) -> int:
-        """A smaller bound that examines no schedule: the stored bytes of the whole model are distributed over the ranks."""
+        """A weaker bound without a schedule: the stored bytes of the whole model, distributed over the ranks."""
         layout, policy, spec_of = _asked(spec)
         return self.least_on(layout, (policy,), spec_of)
 

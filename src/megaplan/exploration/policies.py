@@ -9,8 +9,8 @@ from megaplan.exploration.values import MemoryPolicy
 def keeps_more(one: MemoryPolicy, other: MemoryPolicy) -> bool:
     """True if cuts that do not fit with `other` do not fit with `one` either; False if that is unknown.
 
-    A family with less recompute keeps as much or more, and so do parameters that stay gathered. Under Megatron-Core full recompute keeps
-    only the inputs of layers, and of two nested sets of modules the smaller one keeps more.
+    A family with less recompute saves at least as much; parameters that stay gathered take more memory. Under Megatron-Core full recompute
+    keeps only the inputs of layers, and of two nested sets of modules the smaller one keeps more.
     """
     same = one._replace(recompute=other.recompute, reshard=other.reshard, full_layers=other.full_layers, modules=other.modules)
     if same != other or (one.reshard and not other.reshard) or (one.full_layers and one.full_layers != other.full_layers):
@@ -23,5 +23,5 @@ def keeps_more(one: MemoryPolicy, other: MemoryPolicy) -> bool:
 
 
 def _with_parts(policy: MemoryPolicy) -> set[str]:
-    """Modules that are recomputed; whole experts include their activation."""
+    """Recomputed modules; `moe` includes the experts' activation."""
     return {*policy.modules, *(("moe_act",) if "moe" in policy.modules else ())}

@@ -1,4 +1,4 @@
-"""The clock of a pipeline on several types of devices: each slot by the rates of its own, and bounds on the step over all cuts."""
+"""The clock of a pipeline on several types of devices: each slot by the rates of its device, and bounds on the step over all cuts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megaplan.spec.models import Spec
 from megaplan.spec.pools import alone_specs, parts_of
 
 COARSE = 1 << 12
-"""Parts of the paces for which a mean path is chosen, so that few are."""
+"""Granularity of the paces for which a mean path is chosen, so that few paths are."""
 
 
 class PooledClock:
@@ -35,7 +35,7 @@ class PooledClock:
         self._costs: dict[tuple[object, ...], StackCosts] = {}
 
     def bound_ns(self, spec: Spec) -> int:
-        """The busiest rank runs at least its share of the layers, by the speed of its device, or a whole layer, for every microbatch."""
+        """Per microbatch the busiest rank runs at least its share of the layers by the speed of its device, and at least one layer."""
         key = self._work(spec), spec.mesh.pp
         found = self._busiest.get(key)
         if found is None:
@@ -58,7 +58,7 @@ class PooledClock:
         return self.bound_ns(spec_of(layout, policy))
 
     def tight_bound_ns(self, spec: Spec) -> int:
-        """A mean of the paths through the schedule, with every layer on the slot where it adds the least on that slot's device."""
+        """A mean of the paths through the schedule, with every layer on the slot whose device adds the least."""
         mesh, schedule = spec.mesh, spec.schedule
         key = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches, self._work(spec)
         found = self._least.get(key)

@@ -33,7 +33,7 @@ class ReplayClock:
     knows_schedules = True
 
     def __init__(self, inventory: Inventory, spec: Spec, copies: int = 1) -> None:
-        """`spec` is any of the timed ones, which differ in the varied keys of a search; `copies` as for `clock_of`."""
+        """`spec` is one of the timed specs, which differ in the varied keys of a search; `copies` as for `clock_of`."""
         self._copies = copies
         self._timer = ReplayTimer(inventory, spec)
         self._least: dict[tuple[object, ...], int] = {}
@@ -42,7 +42,7 @@ class ReplayClock:
     def bound_ns(self, spec: Spec) -> int:
         """The busiest rank runs at least an equal share of the layers, or the largest layer, for every microbatch of its copy.
 
-        Pairs in turns may hide exchanges, but not those of a layer alone: its own forward and backward are in no pair together.
+        Pairs in turns may hide exchanges, except of a single layer: its forward and backward are never in one pair.
         """
         sums = self._timer.sums(spec)
         mesh, count = spec.mesh, spec.schedule.microbatches_per_update
@@ -57,7 +57,7 @@ class ReplayClock:
         return self.bound_ns(spec_of(layout, policy))
 
     def tight_bound_ns(self, spec: Spec) -> int:
-        """A bound from a mean of the paths through the schedule; for 1F1B and GPipe also from whole layers on its ranks."""
+        """A bound from a mean of the paths through the schedule; for 1F1B and GPipe also from the fact that layers are indivisible."""
         timer, mesh, schedule = self._timer, spec.mesh, spec.schedule
         sums: Sums = timer.sums(spec)
         if mesh.pp == 1:

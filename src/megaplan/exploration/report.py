@@ -64,7 +64,7 @@ class LayoutRow(Result):
         exposed_seconds: Communication that a rank waits for.
         terms: Seconds of the step by term.
         pareto: True if no other row is at least as fast with more headroom.
-        pools: Peak and headroom on each type of device, in the order of the pipeline; empty if all are of one.
+        pools: Peak and headroom on each type of device, in the order of the pipeline; empty if all ranks have one type.
     """
 
     exact: Exact
@@ -122,7 +122,7 @@ class LayoutRow(Result):
 
     @property
     def decisions(self) -> tuple[str, ...]:
-        """The same, without a word on cuts."""
+        """The same, without the cuts."""
         return (*changes_of(self.spec), *_differing(self.asked, self.spec, FURTHER))
 
 
@@ -187,7 +187,7 @@ def _pool_peaks(spec: Spec, evaluator: Evaluator, one: Exact) -> tuple[PoolPeak,
 
 
 def with_cuts(spec: Spec, one: Exact) -> Spec:
-    """The spec with the row's cuts as manual ones; `megaplan estimate` of it gives the numbers of the search."""
+    """The spec with the row's cuts as manual ones; `megaplan estimate` of this spec gives the numbers of the search."""
     if len(one.spans) == 1:
         return spec.model_copy(update={"split": spec.split.model_copy(update={"objective": "bottleneck"})})
     objective = _objective(spec)
@@ -218,7 +218,7 @@ FURTHER = (
 
 
 MANUAL = ("split.mode", "split.spans", "split.reason", "split.protects")
-"""Keys of manual cuts, which a row without a pipeline has not."""
+"""Keys of manual cuts, which a row without a pipeline lacks."""
 
 
 def _differing(asked: Spec, found: Spec, keys: Sequence[str]) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ def why_not(found: Explored, evaluator: Evaluator, rows: tuple[LayoutRow, ...]) 
         of, seen, nearest = attrgetter(axis), defaultdict[object, list[Outcome]](list), dict[object, tuple[int, LayoutChoice]]()
         for layout, outcome in found.outcomes.items():
             seen[of(layout)].append(outcome)
-        for item in left if axis != "kind" else ():  # a mesh has a bound, one of its schedules has none of its own
+        for item in left if axis != "kind" else ():  # a mesh has a bound, its schedules have no separate ones
             nearest.setdefault(of(item[1]), item)
         counts = Counter(map(of, found.outcomes if axis == "kind" else [mesh for _, mesh in found.bounds]))
         for value in sorted(counts):
@@ -268,7 +268,7 @@ class _Class(NamedTuple):
     Attributes:
         name: The value with its key.
         number: Number of meshes; of a schedule, of evaluated layouts.
-        seen: Outcomes of those that were evaluated.
+        seen: Outcomes of the evaluated layouts.
         nearest: The unexplored mesh with the smallest bound.
     """
 
@@ -294,7 +294,7 @@ def _lost(found: Explored, evaluator: Evaluator, winner: LayoutRow | None, one: 
 
 
 def _behind(found: Explored, evaluator: Evaluator, winner: LayoutRow, one: _Class) -> tuple[str, str, LayoutChoice] | None:
-    """Reason, text and layout of the best that fits, or of the best bound among unexplored ones; None if there is neither."""
+    """Reason, text and layout of the best layout that fits, or of the unexplored layout with the best bound; None if there is neither."""
     fitting = [outcome.best for outcome in one.seen if outcome.best is not None]
     if fitting:
         best = min(fitting, key=lambda each: each.order(found.task.objective))
@@ -307,7 +307,7 @@ def _behind(found: Explored, evaluator: Evaluator, winner: LayoutRow, one: _Clas
     bound, mesh = one.nearest
     if bound < winner.exact.step_ns:  # only when the search was interrupted
         return "slower", f"not explored, at least {format_ns(bound)}", mesh
-    return "slower", f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % above the best", mesh
+    return "slower", f"at least {format_ns(bound)}, {100 * (bound / winner.exact.step_ns - 1):.1f} % slower than the best", mesh
 
 
 def _slower(evaluator: Evaluator, winner: LayoutRow, best: Exact) -> str:

@@ -49,7 +49,7 @@ class Robustness(NamedTuple):
 def robustness(rows: Sequence[Exact], evaluator: Evaluator, ends: float) -> Robustness:
     """The rows, best first, under the changes that their clocks know.
 
-    A change is ±10 % of one efficiency, or uneven routing where the model and its times have any. No change is begun after `ends`, a
+    A change is ±10 % of one efficiency, or uneven routing if the model and its times depend on it. No change is begun after `ends`, a
     value of `time.monotonic`.
     """
     specs = [evaluator.space.spec_of(row.layout, row.policy) for row in rows]

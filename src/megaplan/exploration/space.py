@@ -24,7 +24,7 @@ SLOTS = (1, 2, 3, 4, 6, 8)
 """Largest number of slots per rank of a looped schedule: more shorten the idle time by less than the accuracy of the time."""
 KINDS = ("1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
 """Schedules in addition to the spec's own. GPipe and looped BFS hold more microbatches than 1F1B and interleaved 1F1B and idle as long;
-DualPipe, which holds the parameters twice, is searched where the spec or a fixed value names it."""
+DualPipe, which holds the parameters twice, is searched only if the spec or a fixed value names it."""
 FIXABLE = {
     **{f"mesh.{name}": name for name in ("pp", "vpp", "tp", "cp", "ep", "etp", "dp_replicate", "dp_shard")},
     **{"mesh.vocab_parallel": "vocab_parallel", "schedule.kind": "kind", "batch.micro_batch_size": "micro_batch"},
@@ -40,7 +40,7 @@ FEW_SHARDS = 256
 PLAIN = "1f1b"
 """The schedule of a first answer."""
 UNSCHEDULED = ("zbv", 2)
-"""Schedule kind and slots per rank of a mesh before it gets its own."""
+"""Schedule kind and slots per rank of a mesh until it is assigned one."""
 
 
 class Space:
@@ -86,18 +86,18 @@ class Space:
         return sorted(self._meshes())
 
     def has_more_meshes(self, number: int) -> bool:
-        """True if there are more meshes than a number; only as many are listed."""
-        before = dict(self.illegal)  # counts are those of all meshes
+        """True if there are more than a number of meshes; only that number is listed."""
+        before = dict(self.illegal)  # counts are of all meshes
         found, self.illegal = next(islice(self._meshes(), number, None), None) is not None, before
         return found
 
     def usual_meshes(self) -> list[LayoutChoice]:
         """Meshes that most runs have, from which a first answer is taken.
 
-        Tensor ranks are within a node, neither sequences nor single experts are cut, and only more data ranks than `FEW_SHARDS` have
-        copies of state, in shards of some nodes. A fixed value is kept.
+        Tensor ranks are within a node, sequences and single experts are not sharded, and state has replicas only with more data ranks than
+        `FEW_SHARDS`. A fixed value is kept.
         """
-        before = dict(self.illegal)  # counts are those of all meshes
+        before = dict(self.illegal)  # counts are of all meshes
         found, self.illegal = sorted(self._meshes(usual=True)), before
         return found
 
@@ -222,7 +222,7 @@ class Space:
                         yield LayoutChoice(pp, vpp, kind, tp, cp, ep, etp, data // dp_shard, dp_shard, micro, count)
 
     def _takes(self, pp: int) -> bool:
-        """True if the host runs this number of pipeline ranks, pairs take turns on them if asked to, and each pool holds whole stages."""
+        """True if the host runs this number of pipeline ranks, pairs can take turns if required, and each pool holds whole stages."""
         alone = pp == 1 and self.base.interleaves_pairs
         if alone or not self._allows(pp=pp) or not self._host_runs(pp > 1, ONE_RANK._replace(pp=2, num_microbatches=2)):
             return False
@@ -258,7 +258,7 @@ class Space:
         return [micro for micro in divisors(self.global_batch // data) if self._allows(micro_batch=micro)]
 
     def schedules(self, pp: int) -> Iterator[tuple[str, int]]:
-        """Kinds and slots per rank; those with pairs, where these take turns."""
+        """Kinds and slots per rank; only kinds with pairs if pairs take turns."""
         own = (self.base.schedule.kind, *(("paired_1f1b",) if self.base.interleaves_pairs else ()))
         kinds = [kind for kind in SCHEDULES if kind in (self._host.schedules or (*KINDS, *own)) or kind == self.fixed.get("kind")]
         if "schedule" not in self.varied and "kind" not in self.fixed:
@@ -355,7 +355,7 @@ class Space:
         return not self._groups[key]
 
     def _broken(self, layout: LayoutChoice, tp: int) -> Sequence[Diagnostic]:
-        """Findings about a layout; pools have a rule of their own, of whole stages, and turns of pairs are a schedule's."""
+        """Findings about a layout, without the rules of pools (whole stages) and of pairs in turns, which are checked elsewhere."""
         spec = self.spec_of(layout, self._plain_policy(tp))
         turns = {"host": spec.host.model_copy(update={"moe_overlap": False})} if spec.interleaves_pairs else {}
         return check_rules(spec.model_copy(update={"pools": (), **turns}))
@@ -380,7 +380,7 @@ class Space:
             return "schedule.num_microbatches", "MP510", f"the schedule has {actions:,} actions; at most {MAX_REPLAYED:,} are replayed"
         group = self.base.host.microbatch_group_size or pp
         if "microbatch_group_size" in self._host.keys and kind == "interleaved_1f1b" and count % group:
-            detail = f"schedule.num_microbatches = {count}, but Megatron interleaves whole groups of {group}"
+            detail = f"schedule.num_microbatches = {count}, but Megatron interleaves groups of {group}, so it must be a multiple"
             return "schedule.num_microbatches", "MP902", detail
         return None
 

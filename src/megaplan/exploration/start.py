@@ -1,6 +1,6 @@
 """First answer of a search: the usual degrees, each with its simplest schedule, in the order of their bounds.
 
-The rows that it finds limit the search of all layouts. A class of layouts, those of one number of pipeline and tensor ranks, is tried later
+The rows that it finds limit the search of all layouts. A class of layouts (one number of pipeline and tensor ranks) moves back in the order
 for each of its layouts that did not fit.
 """
 
@@ -21,7 +21,7 @@ ENOUGH_SECONDS = 3.0
 
 
 def first_outcomes(own: Evaluator, *, limited: bool) -> Iterator[Outcome]:
-    """Outcomes of the most promising layouts; none of them changes what a complete search finds.
+    """Outcomes of the most promising layouts; they do not change the result of a complete search.
 
     Args:
         own: Evaluates them.

@@ -56,8 +56,8 @@ class MemoryPolicy(NamedTuple):
         recompute: Policy of each letter of the pattern.
         reshard: `sharding.reshard_after_forward`.
         vocab_parallel: `mesh.vocab_parallel`.
-        triton: `host.kernels` is triton; False for a host that has none.
-        distributed: `host.distributed_optimizer`; True for a host that has none.
+        triton: `host.kernels` is triton; False for a host without this property.
+        distributed: `host.distributed_optimizer`; True for a host without this property.
         full_layers: `host.recompute_num_layers`; 0 for none.
         modules: `host.recompute_modules`.
         grads: `precision.grads` and `precision.reduce`.
@@ -96,8 +96,8 @@ class Fitting:
         over_bytes: Excess of the worst rank over the memory less the requested headroom; 0 or less if they fit.
         proven: True if it is proven that no cuts fit; then `over_bytes` is the excess of storage and kept tensors alone.
         beyond: True if it is proven that the step of any fitting cuts is longer than the limit.
-        by_sums: True if the proof also holds for every policy that keeps more. It does for sums of what is held, not for what the allocator
-            reserves, which may be less where more is held.
+        by_sums: True if the proof also holds for every policy that keeps more. It does for sums of live bytes, not for reserved memory,
+            which may be less with more live bytes.
     """
 
     spans: Spans
@@ -127,7 +127,7 @@ class Exact(NamedTuple):
     headroom_bytes: int
 
     def order(self, objective: Objective) -> tuple[object, ...]:
-        """The sort key of rows: the objective, the other quantity, and the layout itself, so that no two are equal."""
+        """The sort key of rows: the objective, the other quantity, and the layout itself, so that no two keys are equal."""
         values = (-self.headroom_bytes, self.step_ns) if objective == "headroom" else (self.step_ns, -self.headroom_bytes)
         return (*values, self.layout, self.policy)
 
@@ -140,7 +140,7 @@ class Outcome:
         layout: The layout.
         best: The best policy that fits; None if none fits or none could win.
         num_evaluated: Policies whose memory or time was evaluated exactly.
-        num_pruned: Policies that a bound left out.
+        num_pruned: Policies excluded by a bound.
         bound_ns: Lower bound on the step over all cuts and all policies that may fit.
         proven: True if every policy that does not fit is proven not to fit for any cuts.
         over_bytes: Smallest excess of a policy over the memory; 0 if one fits, or none was tried.
@@ -166,8 +166,8 @@ class Illegal:
     Attributes:
         key: Key of the spec, as in the diagnostic.
         code: Code of the diagnostic.
-        detail: The equation of the first of them.
-        count: Combinations of degrees left out for it.
+        detail: The equation of the first combination.
+        count: Combinations of degrees excluded for it.
     """
 
     key: str
@@ -189,7 +189,7 @@ def takes_grads(base: Spec, name: str) -> bool:
 
 
 def kept_parts(base: Spec, layout: LayoutChoice, policy: MemoryPolicy) -> int | None:
-    """`sharding.reshard_size` of the spec, where the layout's shard groups have such parts."""
+    """`sharding.reshard_size` of the spec, if it divides the layout's shard groups."""
     size, shared = base.sharding.reshard_size, layout.dp_shard
     banks = shared * layout.cp * layout.tp // (layout.ep * layout.etp) if base.model.moe is not None else shared
     return size if size is not None and policy.reshard and shared % size == banks % size == 0 else None

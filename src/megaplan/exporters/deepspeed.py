@@ -81,7 +81,7 @@ def _stage(source: Source) -> tuple[dict[str, Any], list[Loss]]:
 def _losses(source: Source) -> list[Loss]:
     spec = source.spec
     mesh, schedule = spec.mesh, spec.schedule
-    found = [Loss("model", "model: DeepSpeed wraps a module that is the reader's code; its dimensions must be this plan's", strict=False)]
+    found = [Loss("model", "model: DeepSpeed wraps a module from your code; its dimensions must equal this plan's", strict=False)]
     sizes = {slot.stop - slot.start for slot in source.slots()}
     if mesh.pp > 1 and len(sizes) > 1:
         counts = ", ".join(str(slot.stop - slot.start) for slot in source.slots())

@@ -25,12 +25,12 @@ def export_fsdp2(source: Source) -> Exported:
         losses.append(Loss("precision.moments", detail, f"moments: {precision.master}"))
     pipelined = spec.mesh.pp > 1
     if pipelined and precision.reduce is not precision.grads:
-        detail = (
-            f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: FSDP2 sums whole gradients in the reduced dtype"
-        )
+        detail = f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: FSDP2 accumulates in the reduction's dtype"
         losses.append(Loss("precision.reduce", detail, f"reduce: {precision.grads}"))
     if spec.sharding.copies:
-        losses.append(Loss("sharding.mode", "sharding.mode = ddp: fully_shard shards what this plan copies", "sharding: {mode: fsdp}"))
+        losses.append(
+            Loss("sharding.mode", "sharding.mode = ddp: fully_shard shards state that this plan replicates", "sharding: {mode: fsdp}")
+        )
     if spec.host.kind.own_layers:
         detail = f"host.name = {spec.host.kind.name}: its attention, cross-entropy and workspace settings are not torch's"
         losses.append(Loss("host", detail, "host: {name: megarun}"))

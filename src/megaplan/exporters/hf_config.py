@@ -61,7 +61,7 @@ def hf_configs(spec: Spec) -> Iterator[Config]:
 
 
 class _OtherModelError(Exception):
-    """The model has not the sections of a model type."""
+    """The model lacks the sections of a model type."""
 
 
 def _section(value: object, kind: type[_Section]) -> _Section:

@@ -1,4 +1,4 @@
-"""Exporters by the name of their framework: those of the hosts, and of frameworks that are not hosts here."""
+"""Exporters by framework: of the hosts, and of other frameworks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A MaxText configuration: the model's decoder block with its dimensions, the degrees of the mesh, and the run's settings.
 
-What the file expresses is what `megaplan import maxtext` reads from it: the model that comes back is compared with the plan's, and every
-difference is reported by its key.
+`megaplan import maxtext` reads the file back: its model is compared with the plan's, and every difference is reported by its key.
 
 Source: `src/maxtext/configs/base.yml` and `src/maxtext/models`, AI-Hypercomputer/maxtext at e591f30c.
 """
@@ -60,7 +59,7 @@ def export_maxtext(source: Source) -> Exported:
 
 
 def model_keys(source: Source) -> dict[str, Any]:
-    """Keys of the model, of the decoder block that is nearest to its layers."""
+    """Keys of the model for the decoder block that is nearest to its layers."""
     model, letters = source.spec.model, source.letters
     pairs = [letters[start : start + SIZE] for start in range(0, len(letters), SIZE)]
     mixers, mlps = "".join(pair[0] for pair in pairs), "".join(pair[-1] for pair in pairs)
@@ -192,7 +191,7 @@ def _delta(model: Model, mixers: str) -> dict[str, Any]:
 
 
 def _of_model(source: Source, document: Mapping[str, Any]) -> Iterator[Loss]:
-    """Keys of the model that come back with other values when the file is imported."""
+    """Keys of the model that have other values after the file is imported."""
     spec = source.spec
     given = {key: document.get(key, default) for key, default in DEFAULTS.items()}
     try:

@@ -27,7 +27,7 @@ from megaplan.spec.training import ConstantRate, CosineRate, Training, warm_up_s
 Values = dict[str, object]
 """Values of arguments by name; None and False omit an argument."""
 SYMBOLS = {**LETTERS, "R": "G", "C": "M"}
-"""Megatron's letter for each letter of a pattern, or the nearest one; a limit reports blocks that differ."""
+"""Megatron's letter, or the nearest one, for each letter of a pattern; a limit reports blocks that differ."""
 CARRIED = frozenset({
     "model", "mesh", "sharding", "schedule", "batch", "precision", "optimizer.matrix", "optimizer.other",
     "optimizer.newton_schulz_steps", "recompute", "host.name", "training.steps", "training.seed", "training.learning_rate",
@@ -51,7 +51,7 @@ def export_megatron(source: Source) -> Exported:
     """A shell script. Settings that Megatron cannot run are written as the nearest ones it can, and reported.
 
     Raises:
-        MegaplanError: MP921, a family has no letter of Megatron's, not even a nearest one.
+        MegaplanError: MP921, a family has no letter of Megatron, not even a similar one.
     """
     if unknown := sorted(set(source.letters) - set(SYMBOLS)):
         why = f"layers are {', '.join(unknown)}, and Megatron's letters are {' '.join(OURS)}"
@@ -226,7 +226,7 @@ def _indexer(attention: LatentAttention, letters: str) -> Values:
 
 
 def _scaling(attention: GroupedQueryAttention) -> Values:
-    """Scaled frequencies, of the kinds that Megatron has; a limit reports the others."""
+    """Rotary scaling of a kind that Megatron has; a limit reports other kinds."""
     scaling = attention.rope_scaling
     if isinstance(scaling, Llama3Scaling):
         return {"use_rope_scaling": True, "rope_scaling_factor": scaling.factor}

@@ -71,7 +71,7 @@ def export_nemo_rl(source: Source) -> Exported:
 
 
 def _cluster(job: Job) -> tuple[dict[str, int], dict[str, int | None]]:
-    """Nodes and GPUs of the job, and of a rollout with a pool of its own: a part of one node, or whole nodes."""
+    """Nodes and GPUs of the job, and of a separate rollout pool: a part of one node, or whole nodes."""
     (nodes, per_node), (rollout_nodes, rollout_per_node) = job.pools
     if job.plan.placement != "split":
         return {"gpus_per_node": per_node, "num_nodes": nodes}, {"gpus_per_node": None, "num_nodes": None}
@@ -150,7 +150,7 @@ def _nemo_losses(job: Job) -> Iterator[Loss]:
     if plan.critic is not None:
         yield Loss("post_training.critic", "post_training.critic: NeMo-RL's GRPO trains no value model", "critic: null")
     if plan.reward is not None and plan.reward.seconds is None:
-        yield Loss("post_training.reward", "post_training.reward: a reward model is an environment of its own in NeMo-RL, yours to add")
+        yield Loss("post_training.reward", "post_training.reward: a reward model is a separate environment in NeMo-RL, which you must add")
     (_, per_node), (_, rollout_per_node) = job.pools
     if plan.placement == "split" and per_node != rollout_per_node and _cluster(job)[0]["num_nodes"] > 1:
         detail = f"{per_node} GPUs of a node train and {rollout_per_node} generate: NeMo-RL's nodes have equally many"

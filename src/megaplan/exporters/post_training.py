@@ -70,7 +70,7 @@ class Job(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, int] | None:
-        """Layers of the first and of the last stage if they are not those of an even split; the stages between them are equal."""
+        """Layers of the first and of the last stage, if not an even split; the stages between them are equal."""
         inner, even = set(self.layers[1:-1]), len(set(self.layers)) == 1
         return None if even or len(inner) > 1 or self.spec.mesh.vpp > 1 else (self.layers[0], self.layers[-1])
 
@@ -101,7 +101,7 @@ def job_of(source: Source) -> Job:
 def losses_of(job: Job) -> Iterator[Loss]:
     """Settings that neither loop expresses."""
     spec, plan = job.spec, job.plan
-    yield Loss("model", "model: the loop loads a checkpoint of Hugging Face; its dimensions must be this plan's", strict=False)
+    yield Loss("model", "model: the loop loads a checkpoint of Hugging Face; its dimensions must equal this plan's", strict=False)
     if spec.optimizer.matrix != "adamw":
         yield Loss("optimizer.matrix", f"optimizer.matrix = {spec.optimizer.matrix}: the loop trains with AdamW", "matrix: adamw")
     count = spec.schedule.microbatches_per_update
@@ -113,11 +113,13 @@ def losses_of(job: Job) -> Iterator[Loss]:
     if spec.mesh.tp > 1 and not spec.mesh.vocab_parallel and not job.is_megatrons:
         yield Loss("mesh.vocab_parallel", "mesh.vocab_parallel = false: the loop divides the vocabulary by tp", "vocab_parallel: true")
     if job.on_megatron and spec.precision.reduce is not spec.precision.grads:
-        detail = f"precision.reduce = {spec.precision.reduce}: Megatron-Core sums gradients in their own dtype, {spec.precision.grads}"
+        detail = f"precision.reduce = {spec.precision.reduce}: Megatron-Core reduces gradients in their dtype, {spec.precision.grads}"
         yield Loss("precision.reduce", detail, f"reduce: {spec.precision.grads}")
     if job.on_megatron and job.ends is None and len(set(job.layers)) > 1:
         counts = ", ".join(map(str, job.layers))
-        yield Loss("split", f"stages of {counts} layers: first and last stage may differ, those between are equal", "split: {mode: equal}")
+        yield Loss(
+            "split", f"stages of {counts} layers: only the first and the last stage may differ from the others", "split: {mode: equal}"
+        )
     for name in ("hidden_dropout", "attention_dropout") if job.is_megatrons else ():
         if share := getattr(spec.host, name):
             yield Loss(f"host.{name}", f"host.{name} = {share:g}: the loop takes the checkpoint's, which is usually 0", f"{name}: 0.0")
@@ -129,7 +131,7 @@ def losses_of(job: Job) -> Iterator[Loss]:
 
 
 def recomputes_all(job: Job) -> bool:
-    """True if every block is recomputed whole."""
+    """True if every block has full recompute."""
     return all(job.spec.recompute.of(letter) == "full" for letter in job.letters)
 
 

@@ -122,7 +122,7 @@ def _all(source: Source, wanted: str) -> bool:
 def _losses(source: Source) -> list[Loss]:
     spec, found = (
         source.spec,
-        [Loss("model", "model: torchtitan builds it from its own registry; its dimensions must be this plan's", strict=False)],
+        [Loss("model", "model: torchtitan builds it from its own registry; its dimensions must equal this plan's", strict=False)],
     )
     if spec.optimizer.matrix == "muon":
         found.append(Loss("optimizer.matrix", "optimizer.matrix = muon: torchtitan's AdamW is written for all parameters", "matrix: adamw"))
@@ -135,7 +135,7 @@ def _losses(source: Source) -> list[Loss]:
         )
     if spec.sharding.copies and spec.mesh.dp_shard > 1:
         detail = f"sharding.mode = ddp, mesh.dp_shard = {spec.mesh.dp_shard}: torchtitan copies over dp_replicate alone"
-        found.append(Loss("sharding.mode", detail, "mesh: {dp_shard: 1}, with as many dp_replicate"))
+        found.append(Loss("sharding.mode", detail, "mesh: {dp_shard: 1}, and mesh.dp_replicate of the same degree"))
     if spec.mesh.etp > 1:
         found.append(Loss("mesh.etp", f"mesh.etp = {spec.mesh.etp}: torchtitan shards experts over ep alone", "etp: 1"))
     if spec.mesh.tp > 1 and not spec.mesh.vocab_parallel:

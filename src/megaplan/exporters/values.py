@@ -32,7 +32,7 @@ PLANNING_ONLY = frozenset(
 
 
 class InexpressibleError(MegaplanError):
-    """Raised for a valid plan of which the host has no nearest run, so that nothing is written (MP920)."""
+    """Raised for a valid plan to which no run of the host is similar, so that nothing is written (MP920)."""
 
 
 class Loss(NamedTuple):
@@ -42,7 +42,7 @@ class Loss(NamedTuple):
         key: Dotted key of the spec.
         detail: The values, and the host's behaviour instead.
         fix: A change after which nothing is lost, or empty.
-        strict: True if a strict export refuses it; false if the host reads no model at all, so that its own code must be this plan's.
+        strict: True if a strict export refuses it; false if the host reads no model, so that its own code must match this plan.
     """
 
     key: str
@@ -120,7 +120,7 @@ class Exported:
 
 
 def complete(source: Source, text: str, carried: Collection[str], losses: Collection[Loss]) -> Exported:
-    """An export whose losses name every key that is neither written nor at its default.
+    """An export whose losses name every key that is not written and not at its default.
 
     Args:
         source: The plan.

@@ -143,7 +143,7 @@ def _verl_fsdp(job: Job) -> dict[str, Any]:
 
 
 def _engine(plan: PostTraining) -> dict[str, Any]:
-    """Settings of verl's engine that the plan gives; its defaults are the engine's or verl's."""
+    """Settings of verl's engine that the plan gives; the defaults are the engine's or verl's."""
     rollout = plan.rollout
     given = {
         "gpu_memory_utilization": rollout.memory_fraction,
@@ -163,7 +163,7 @@ def _engine(plan: PostTraining) -> dict[str, Any]:
 def _verl_losses(job: Job) -> Iterator[Loss]:
     spec, plan = job.spec, job.plan
     if plan.prompts % plan.policy.updates:
-        detail = f"{plan.prompts} prompts in {plan.policy.updates} updates: verl's mini-batches have whole prompts"
+        detail = f"{plan.prompts} prompts in {plan.policy.updates} updates: a mini-batch of verl has a whole number of prompts"
         yield Loss("post_training.policy.updates", detail)
     if not job.on_megatron and spec.mesh.tp > 1:
         yield Loss("mesh.tp", f"mesh.tp = {spec.mesh.tp}: verl's FSDP2 has no tensor parallelism", "host: {name: megatron}")

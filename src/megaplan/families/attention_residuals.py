@@ -4,7 +4,7 @@ Layers are in groups. The results of a group's layers are summed, and that sum i
 reads the values of all groups before its own and, if it is not the first of its group, the sum of its group so far. For each token the
 weights are a softmax over the values. With groups of one layer, a layer reads the result of every earlier layer.
 
-The value of an earlier group belongs to the layer after it, which keeps it as its input, or to a receive buffer: a block keeps a reference.
+The value of an earlier group is owned by the next layer, which saves it as its input, or by a receive buffer: a block keeps a reference.
 Values are a payload (`megaplan.blocks.payload`). `megakernels.attend_depth` is the operation.
 
 Source: arXiv:2603.15031.
@@ -32,9 +32,9 @@ VALUE = "value of a group"
 ATTENDED, SCORES, RSTD, SUMS, GRADIENT_SUMS = "attended", "depth_scores", "depth_rstd", "depth_sums", "depth_gradient_sums"
 QUERY, SCALE = "depth.query", "depth.scale"
 SCALE_OUTPUT = "scale output"
-"""The operation that multiplies what a block adds."""
+"""The operation that multiplies a block's output."""
 CAST_IN, CAST_OUT, CAST_INPUT, CAST_OUTPUT, CAST_RESULT = "cast in", "cast out", "cast_input", "cast_output", "cast_result"
-"""Operations of a block with another dtype than the stream's (`precision.families`), what it reads in it, and what it makes, in either."""
+"""Operations of a block with another dtype than the stream's (`precision.families`), its input in that dtype, and its output in each."""
 
 
 class DepthReads(NamedTuple):
@@ -79,7 +79,7 @@ def _residual(dims: Dims) -> tuple[int, ...]:
 
 
 def depth_tensors(hidden_size: int) -> tuple[ParamTensor, ...]:
-    """Parameters of one reader: its query, and the scale of the norm of what it scores. Queries of zero weigh all values equally."""
+    """Parameters of one reader: its query, and the scale of the norm of the scored values. Queries of zero weigh all values equally."""
     return (
         replicated(QUERY, (hidden_size,), Group.OTHER, Init.ZEROS),
         replicated(SCALE, (hidden_size,), Group.OTHER, Init.ONES),
@@ -87,7 +87,10 @@ def depth_tensors(hidden_size: int) -> tuple[ParamTensor, ...]:
 
 
 def attend_op(reads: DepthReads) -> Op:
-    """The operation that makes what a block, or the last norm, reads. It keeps the input; the earlier values are others' storages."""
+    """The operation that makes the input of a block, or of the last norm.
+
+    It saves the input; earlier values are storages of other blocks.
+    """
     values = (INPUT, EARLIER) if reads.earlier else (INPUT,)
     kept = INPUT, SCORES, RSTD
     return Op(ATTEND, values, (ATTENDED, SCORES, RSTD, SUMS), keeps=kept, params=(QUERY, SCALE), fetches=(GRADIENT_SUMS,))
@@ -122,7 +125,7 @@ def cast_attending(program: BlockProgram) -> BlockProgram:
 
 
 def depth_shapes(reads: DepthReads, dims: Dims) -> Shapes:
-    """Storages of a reader: that of earlier values has the size of their gradients, which leave the block."""
+    """Storages of a reader; the storage of earlier values has the size of their gradients, which leave the block."""
     batch, tokens, hidden = dims.residual
     rows, count, wide = batch * tokens, reads.earlier + 1, dims.stat_dtype.bytes
     scratch = {

@@ -21,9 +21,9 @@ class Selective(NamedTuple):
     """Selective recompute of a family; ledger, cost model and runtime all read this value.
 
     Attributes:
-        method: Method of the family's module in megarun that runs under a checkpoint; `experts.forward` names a submodule's.
+        method: Method of the family's module in megarun that runs under a checkpoint; `experts.forward` names a method of a submodule.
         reruns: Names of its operations that run again before backward.
-        caches: Operations in it whose outputs are kept instead, by the operation of megakernels that runs each.
+        caches: Operations in it whose outputs are saved instead, each with the operation of megakernels that runs it.
     """
 
     method: str
@@ -31,7 +31,7 @@ class Selective(NamedTuple):
     caches: Mapping[str, str] = {}
 
     def program(self, *ops: Any, held: frozenset[str] = frozenset(), more: frozenset[str] = frozenset()) -> BlockProgram:
-        """The program of these operations; `more` are those that this mesh runs again in addition to `reruns`."""
+        """The program of these operations; `more` are operations that this mesh recomputes in addition to `reruns`."""
         kept = {name for op in ops for name in op.keeps}
         cached = frozenset(name for op in ops if op.name in self.caches for name in op.makes if name in kept)
         return BlockProgram(ops, held, self.reruns | more, cached)
@@ -42,13 +42,13 @@ class Exchanges(NamedTuple):
 
     Attributes:
         sharded: True if its tensor group gathers its input and scatters the sum of its output.
-        gathered_width: Width of the gathered tensor; None for the residual stream's.
+        gathered_width: Width of the gathered tensor; None for the residual stream's dtype.
         context_width: Width of the keys and values that a context group gathers, of all heads.
         latent_width: Width of the latents that it can gather instead (`mesh.context_exchange`); 0 if it cannot.
         expanded_width: Width of all heads' keys and values that it makes of latents, without the rotary key.
         rotary_width: Width of the rotary key of all heads.
         rows: Rows that a token sends to the ranks of an expert group.
-        row_width: Width of such a row; None for the residual stream's.
+        row_width: Width of such a row; None for the residual stream's dtype.
         skew: Rows that the busiest rank receives over the even share.
         counts: True if ranks exchange the counts of these rows first.
     """
@@ -112,7 +112,7 @@ class Family:
         work: (workload, section, hidden size, variant) to the cost model's operations.
         formulas: Names of its operations to their FLOPs as text, for `megaplan explain`.
         selective: (section, variant) to its selective recompute.
-        full_refused: Reason that it must not be recomputed as a whole; None if it may.
+        full_refused: Reason that it must not have full recompute; None if it may.
         variant: (section, layer, place among the layers of its letter) to the properties that decide its tensors and work; layers of one
             variant share a `Block`.
         operations: (section, layer) to the properties that decide only its operations.
@@ -132,7 +132,7 @@ class Family:
         timed: True if the step-time model of other frameworks has terms for it.
         last_own: Last parameter that belongs to the block's module itself, not to one of its children: FSDP2 lists them last.
         in_pieces: True if a CP group computes its pieces of a sequence one after another.
-        banks: True if it has a bank of experts, with its own FSDP2 group.
+        banks: True if it has an expert bank, which is a separate FSDP2 group.
         region: Code of the diagnostic for a cut inside a run of such layers; None if all cuts are equally good.
     """
 
@@ -168,7 +168,7 @@ class Family:
         """The model's section for the family.
 
         Raises:
-            ValueError: The model has none (an unchecked spec).
+            ValueError: The model lacks the section (an unchecked spec).
         """
         section = getattr(model, self.section)
         if section is None:

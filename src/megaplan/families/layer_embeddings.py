@@ -59,7 +59,7 @@ def side_tensors(section: LayerEmbeddings, hidden_size: int) -> tuple[ParamTenso
 
 
 def side_ops() -> tuple[Op, ...]:
-    """Operations outside the layers; the stream passes as it is."""
+    """Operations outside the layers; the stream passes unchanged."""
     return (
         Op("rows", (), ("rows",), params=("table.weight",), grads=()),
         linear("proj", INPUT, "projected", "proj.weight"),

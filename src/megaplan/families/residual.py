@@ -1,6 +1,6 @@
 """The residual path of a block: the kind and the place of the norm between stream and block.
 
-A family's tensors, program and work are those of a block that reads an RMSNorm of the stream and adds its result. For another norm, or
+A family defines tensors, program and work of a block that reads an RMSNorm of the stream and adds its result. For another norm, or
 another place, these functions derive the block's from the family's: the norm is the first tensor, its operation is `norm`, and the
 addition is `residual`.
 """
@@ -76,11 +76,11 @@ class ResidualPath(NamedTuple):
     Attributes:
         norm: rmsnorm, rmsnorm_no_scale, layernorm, or layernorm_no_bias.
         placement: Place of the norm: before the block (pre), on its output (post), both, or none.
-        plain_is_none: A block without a norm before it reads the stream itself, in place of another block's normed input.
+        plain_is_none: True if a block without a norm before it reads the stream instead of another block's normed input.
         shares_input: The block reads the normed input of the block before it.
         holds_shared: No block keeps that input for backward: it exists while the block's forward runs, whose caller names it.
         shared_dtype: Dtype of that input, if it is not the block's, which then casts it.
-        passes_on: Use of the norm by the block after this one; None if that block does not read it.
+        passes_on: How the next block uses the norm; None if that block does not read it.
         scaled: The block's output is multiplied by a constant.
         streams: Hyper-connections; None for one stream.
         gate_rank: Width inside the gate of the norm before the block; None for no gate.
@@ -110,7 +110,7 @@ UNNORMED = ("post", "none")
 
 
 def norm_tensors(kind: StreamNorm, width: int, prefix: str = "norm.") -> tuple[ParamTensor, ...]:
-    """Scale of a norm, if it has one, and bias of a LayerNorm."""
+    """Scale of a norm, if any, and bias of a LayerNorm."""
     if kind == "rmsnorm_no_scale":
         return ()
     scale = norm(f"{prefix}weight", width)
@@ -141,7 +141,7 @@ def _gate_tensors(rank: int, hidden_size: int) -> tuple[ParamTensor, ...]:
 
 
 def path_in(path: ResidualPath, block: Block) -> ResidualPath:
-    """Residual path of one block of a model, from its tensors: without a norm before it, it shares its input or has a norm after it."""
+    """Residual path of one block of a model, from its tensors: a block without a norm before it shares its input or has a norm after it."""
     tensors = block.tensors
     path = path if block.reads is None else path._replace(depth=block.reads)
     width = [tensor.shape[0] for tensor in tensors if tensor.name == f"{PREFIX}.gate.weight"]
@@ -159,7 +159,7 @@ def path_in(path: ResidualPath, block: Block) -> ResidualPath:
 
 @cache
 def program_of(path: ResidualPath, program: BlockProgram) -> BlockProgram:
-    """A block's program from its family's."""
+    """A block's program, made from its family's program."""
     if path == PLAIN:
         return program
     ops: list[Op] = []
@@ -196,7 +196,7 @@ VIEWED = "viewed_normed"
 
 @cache
 def cast_program(program: BlockProgram) -> BlockProgram:
-    """A program between two casts of the residual stream, or of a sum of values and of the result; neither keeps anything."""
+    """A program between two casts: of the residual stream, or of a sum of values, and of the result; casts save nothing."""
     if program.ops[0].name == ATTEND:
         return cast_attending(program)
     ops = [op.renamed({INPUT: CAST_INPUT, OUTPUT: CAST_OUTPUT}) for op in program.ops]
@@ -231,7 +231,7 @@ def _scaled(add: Op) -> tuple[Op, ...]:
 
 
 def _with_factors(path: ResidualPath, ops: Iterable[Op]) -> Iterator[Op]:
-    """Operations with the factors of the stream and of what is added to it; a sum over several streams has the latter itself."""
+    """Operations with the factors of the stream and of the block's output; a sum over several streams includes the latter."""
     for op in ops:
         added = _scaled(op) if op.name == "residual" and path.scaled and path.streams is None else (op,)
         yield from added[:-1]
@@ -259,7 +259,7 @@ def _gated_norm(normed: Op) -> tuple[Op, ...]:
 
 
 def shapes_of(path: ResidualPath, shapes: Shapes, dims: Dims) -> Shapes:
-    """A block's storages from its family's. A shared normed input belongs to the block that made it."""
+    """A block's storages, made from its family's storages. A shared normed input belongs to the block that made it."""
     if path == PLAIN:
         return shapes
     own = dims.residual[:2]
@@ -318,7 +318,7 @@ def norm_works(kind: StreamNorm, load: Workload, hidden_size: int, name: str = "
 def norm_op(name: str, kind: StreamNorm, reads: str, makes: str, *, prefix: str = "", params: tuple[str, str] | None = None) -> Op:
     """RMSNorm keeps its input and the inverse deviation; LayerNorm also keeps the mean, as `torch.native_layer_norm` does.
 
-    A norm without a scale makes ones in its place.
+    A norm without a scale makes a tensor of ones for it.
     """
     if kind == "rmsnorm_no_scale":
         return plain_norm(name, reads, makes, prefix)

@@ -2,7 +2,7 @@
 
 A block with its norm computes on one stream of width h. Before it a product of all streams gives numbers for each token; they weigh the
 streams that it reads (pre), the parts of its output that each stream gets (post), and, where streams are mixed, the old streams in the new
-ones (comb). The streams are side by side in one tensor, n · h wide: what a block keeps as its input, and what crosses a stage boundary.
+ones (comb). The streams are concatenated in one tensor of width n · h, which a block saves as its input and stages exchange.
 `megakernels.collapse_streams` and `expand_streams` are the two operations.
 
 Source: arXiv:2409.19606 (hyper-connections); arXiv:2512.24880 (constrained mixing).
@@ -88,7 +88,7 @@ def collapse_ops(made: str = COLLAPSED) -> tuple[Op, ...]:
 
 
 def connected(program: BlockProgram) -> BlockProgram:
-    """A block's operations on one stream, which its forward names to the end, between those of the connections.
+    """A block's operations on one stream, which its forward references to the end, between the connections' operations.
 
     Its addition becomes the sum over streams.
     """
@@ -103,7 +103,7 @@ def connected(program: BlockProgram) -> BlockProgram:
 
 
 def stream_shapes(streams: Streams, dims: Dims, *, last: bool = False) -> Shapes:
-    """Storages of the connections: streams in and out, or one stream out of those of the last norm."""
+    """Storages of the connections: streams in and out; of the last norm, streams in and one stream out."""
     lead, numbers, rows = dims.residual[:2], streams.count if last else streams.numbers, dims.batch * dims.residual_tokens
     narrow = {WEIGHED: (*lead, numbers - streams.count), NUMBERS: (*lead, numbers), RSTD: lead}
     ends = {INPUT: dims.boundary, COLLAPSED: dims.residual, **({} if last else {OUTPUT: dims.boundary})}

@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint by rank and whole, and seconds to write and read it in each class of storage."""
+"""Bytes of a checkpoint per rank and in total, and seconds to write and read it in each class of storage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATES_IN_MEMORY = 4
 
 
 class StageBytes(NamedTuple):
-    """Bytes that the ranks of a pipeline rank write: tensors that several of them hold are written once.
+    """Bytes written by the ranks of one pipeline rank: a tensor that several of them hold is written once.
 
     Attributes:
         pp_rank: Pipeline rank.
@@ -61,8 +61,8 @@ class StorageTime(NamedTuple):
     Attributes:
         name: Class: local, parallel or s3.
         node_bandwidth: Bytes per second of one node.
-        total_bandwidth: Bytes per second of the whole storage; None if each node has its own.
-        write_seconds: Time from the copy in host memory to the whole checkpoint.
+        total_bandwidth: Bytes per second of the storage in total; None if each node has its own.
+        write_seconds: Time from the copy in host memory to the complete checkpoint.
         read_seconds: Time until every rank has its state.
         survives: True if the checkpoint outlives a broken node.
     """
@@ -80,8 +80,8 @@ class CheckpointSizes(NamedTuple):
 
     Attributes:
         stages: Bytes that each pipeline rank writes.
-        rank_host_bytes: Bytes that a save copies to host memory on each rank: its state, replicas on every rank; Megatron-Core copies what
-            it writes.
+        rank_host_bytes: Bytes that a save copies to host memory on each rank: its state, replicas on every rank; Megatron-Core copies only
+            the tensors that the rank writes.
         per_node: Ranks of a node.
     """
 
@@ -172,13 +172,13 @@ def _scaling_bytes(spec: Spec, num_weights: int) -> int:
 
 
 def _state_bytes(rank: RankBudget) -> int:
-    """State on the device, and what is in host memory already: a save copies that, too."""
+    """State on the device, and state in host memory, which a save copies too."""
     cells = rank.cells[Phase.FORWARD_BACKWARD]
     return sum(cells[column] for column in STATE) + rank.host.total
 
 
 def storage_times(spec: Spec, sizes: CheckpointSizes) -> dict[str, StorageTime]:
-    """Seconds in each class of storage; the spec's bandwidths are those of its own class."""
+    """Seconds in each class of storage; the spec's bandwidths replace those of its class."""
     written, states = by_node(sizes.rank_bytes, sizes.per_node), sizes.node_host_bytes
     return {name: _storage_time(spec, sizes, name, written, states) for name in CLASSES}
 

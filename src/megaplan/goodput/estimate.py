@@ -52,7 +52,7 @@ class StepOfRun:
 
 
 def step_of_run(spec: Spec, time: PlannedTime | str) -> StepOfRun:
-    """The step that the run is made of: the measured one of `run.step`, or the planned one.
+    """The time of the run's steps: measured (`run.step`), or planned.
 
     Raises:
         MegaplanError: MP471, the step has no time.
@@ -69,7 +69,7 @@ def run_estimate(spec: Spec, inventory: Inventory, layout: Layout, budget: Budge
     """The whole run of a spec.
 
     Raises:
-        MegaplanError: MP471, the step has no time; MP472, interruptions come faster than anything is saved.
+        MegaplanError: MP471, the step has no time; MP472: interruptions are more frequent than finished saves.
     """
     step = step_of_run(spec, time)
     rate = sustained_rate(spec.run or Run())
@@ -101,7 +101,7 @@ class _Estimate:
             )
 
     def job_with(self, seconds: float, storage: StorageTime | None = None) -> Job:
-        """The job with a step every so many seconds: copies in memory, or its checkpoints in the run's storage or in another one."""
+        """The job with a given time per step, with copies in memory, or with checkpoints in the run's storage or another one."""
         if self.in_memory and storage is None:
             return self.job_in_memory(seconds)
         saving = saving_to(self.spec, self.sizes, storage or self.storages[self.run.storage])

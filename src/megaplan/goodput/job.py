@@ -19,7 +19,7 @@ class Saving(NamedTuple):
 
     Attributes:
         stall: Seconds that it stops training.
-        write: Seconds from its beginning until it is whole.
+        write: Seconds from the beginning of a save until it is complete.
         read: Seconds to read it.
     """
 

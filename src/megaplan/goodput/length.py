@@ -1,4 +1,4 @@
-"""The steps of a whole run: all at the step's time, and what a growing batch, the run's slower rate and evaluations add."""
+"""The steps of a whole run: all at the step's time, plus the additional time of a growing batch, the run's slower rate and evaluations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megaplan.spec.models import Run, Spec
 
 
 class Sustained(NamedTuple):
-    """The rate of the whole run's steps over that of the step.
+    """Mean rate of the run's steps relative to the single step.
 
     Attributes:
         figure: The figure, with its basis.
@@ -29,7 +29,7 @@ class Sustained(NamedTuple):
 
 
 def sustained_rate(run: Run) -> Sustained:
-    """The given rate, or the fitted one, which is that of published steps: a step that `run.step` gives is taken to be such a one."""
+    """The given rate, or the rate fitted to published steps; a step given by `run.step` is taken to be one."""
     if run.sustained is not None:
         return Sustained(given("sustained", run.sustained, "of the step's rate"), run.sustained, run.sustained)
     known = figures()
@@ -37,11 +37,11 @@ def sustained_rate(run: Run) -> Sustained:
 
 
 class StepsOfRun(NamedTuple):
-    """Steps of a run, and the seconds of all of them by cause.
+    """Steps of a run, and their total seconds by cause.
 
     Attributes:
         num_steps: Optimizer steps.
-        plain: Seconds of all tokens in whole batches, at the step's time.
+        plain: Seconds of all tokens in full batches, at the step's time.
         ramp: Seconds that smaller batches at the beginning take longer.
         slow: Seconds that the steps of a long run take longer than the step.
         evaluations: Seconds of evaluations, which training waits for.
@@ -78,7 +78,7 @@ def steps_of_run(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTi
         spans: Cuts of the spec.
         time: The planned time of its step, or the reason that there is none.
         seconds: Seconds of the step.
-        rate: Rate of the run's steps over that of the step.
+        rate: Mean rate of the run's steps relative to the single step.
     """
     run, batch = spec.run or Run(), spec.global_batch_tokens
     tokens = spec.training.steps * batch if run.tokens is None else run.tokens
@@ -97,8 +97,8 @@ def steps_of_run(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTi
 def _ramp(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTime | str, seconds: float) -> tuple[float, float]:
     """Steps and seconds that a batch adds which grows with the tokens.
 
-    A step of b tokens takes f + (seconds - f) b / batch; ds = dx / b, with b between the first batch and the whole one linear in x. A run
-    that ends before its batch has grown ends with a smaller one.
+    A step of b tokens takes f + (seconds - f) b / batch; ds = dx / b, where b grows linearly in x from the first batch to the full one. A
+    run that ends before its batch has grown ends with a smaller one.
     """
     run, batch = spec.run or Run(), spec.global_batch_tokens
     if run.ramp_tokens is None:
@@ -114,9 +114,9 @@ def _ramp(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTime | st
 
 
 def _fixed_share(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTime | str) -> float:
-    """Share of a step that does not shrink with its microbatches, from the time of half of them, or of twice as many if none has fewer.
+    """Share of a step that does not shrink with its microbatches, from the time with half of them, or with twice their number.
 
-    A step of one microbatch, and one that is not timed with another number, has that of the terms that occur once.
+    For a step of one microbatch, or one that cannot be timed with another number, it is the share of the terms that occur once.
     """
     if isinstance(time, str):
         return 0.0

@@ -1,10 +1,9 @@
 """Goodput of a job that saves every `interval` seconds and is interrupted at random: exact for exponential times between interruptions.
 
-A save begins every interval; it stops training for `stall` seconds and is whole `write` seconds after it began, while training continues.
-An interruption loses what was done after the beginning of the newest whole save, and `recovery` seconds; one during recovery begins it
-again.
-With rate l, cycle c (interval and stall, or the write where that is longer), write w and recovery r, the expected number of saves that
-become whole between two interruptions is exp(-l w) / (exp(l c) - 1), and the expected time is exp(l r) / l.
+A save begins every interval; it stops training for `stall` seconds and is complete `write` seconds after it began, while training
+continues. An interruption loses the progress since the beginning of the newest complete save, and `recovery` seconds; an interruption
+during recovery restarts it. With rate l, cycle c (interval and stall, or the write if longer), write w and recovery r, the expected number
+of completed saves between two interruptions is exp(-l w) / (exp(l c) - 1), and the expected time is exp(l r) / l.
 
 Sources: J. W. Young, CACM 17(9), 1974, for the interval sqrt(2 stall / l); J. T. Daly, Future Generation Computer Systems 22, 2006, for the
 form of the exponential model, whose restart time is here w + r.
@@ -26,7 +25,7 @@ class Interruptions(NamedTuple):
     Attributes:
         rate: Interruptions of the job per second.
         stall: Seconds that a save stops training.
-        write: Seconds from the beginning of a save until it is whole.
+        write: Seconds from the beginning of a save until it is complete.
         recovery: Seconds from an interruption until training continues: detection, restart and reading.
     """
 
@@ -36,7 +35,7 @@ class Interruptions(NamedTuple):
     recovery: float
 
     def cycle(self, interval: float) -> float:
-        """Seconds from the beginning of a save to that of the next one, which waits for a save that is not whole."""
+        """Seconds from the beginning of one save to the next, which waits until the first is complete."""
         return max(interval + self.stall, self.write)
 
     def shares(self, interval: float) -> Shares:
@@ -65,8 +64,8 @@ class Interruptions(NamedTuple):
     def best_interval(self, step: float, num_steps: int) -> int:
         """Steps between two saves with the largest goodput; `step` is in seconds.
 
-        Goodput has one maximum over all intervals: at the solution of l t = 1 - exp(-l (t + stall)), or where a save becomes whole just as
-        the next one begins if that is later.
+        Goodput has one maximum over all intervals: at the solution of l t = 1 - exp(-l (t + stall)), or, if later, where a save completes
+        just as the next one begins.
         """
         if not self.rate:
             return num_steps

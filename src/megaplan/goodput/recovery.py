@@ -17,9 +17,9 @@ class Recovery(NamedTuple):
 
     Attributes:
         detection: Time from the interruption to the end of the job.
-        replacement: The whole job is queued again because no spare node is there for a broken one; weighed with how often that is.
+        replacement: The whole job is queued again because no spare node replaces a broken one; weighted by its frequency.
         restart: Processes start and connect, where nodes keep their environment; weighed in the same way.
-        compile: The first step beyond a later one.
+        compile: Seconds of the first step minus a later one.
         read: The checkpoint is read.
     """
 
@@ -74,7 +74,7 @@ class Faults(NamedTuple):
         return min(1.0, total) if num_spares else 0.0
 
     def recovery(self, read_seconds: float, num_spares: int | None = None, detection: float | None = None) -> Recovery:
-        """The parts of a recovery; other spares, or another detection, than the job's where they are given."""
+        """The parts of a recovery; given spares or detection replace the job's."""
         spare = self.has_spare(self.num_spares if num_spares is None else num_spares)
         queued = self.value("hardware") * (1 - spare)
         return Recovery(

@@ -1,4 +1,4 @@
-"""The values of a whole run, as `megaplan run` prints them and its JSON has them."""
+"""The values of a whole run in the output and JSON of `megaplan run`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Spread:
     """A number with the ends that follow from the 80 % intervals of the step and of the rate that a run sustains.
 
     Attributes:
-        value: Number for the step as it is predicted or measured.
+        value: Number for the predicted or measured step.
         low: Number for the lower end.
         high: Number for the upper end.
     """
@@ -29,7 +29,7 @@ class NamedFigure:
     """A figure that the run depends on.
 
     Attributes:
-        name: Name of the figure; a key of the section `run` where it has one.
+        name: Name of the figure: its key of the section `run`, if any.
         value: Number.
         unit: Unit of the number.
         basis: published, measured, modelled, exact or given.
@@ -48,14 +48,14 @@ class Losses:
     """Shares of the wall-clock time of the run, which sum to 1 with the goodput.
 
     Attributes:
-        start: First start of the job, and its first step beyond a later one.
+        start: First start of the job, and its first step minus a later one.
         evaluations: Training waits for evaluations.
         stalls: Training waits for saves.
         repeated: Steps that are made again after interruptions.
         detection: Time from interruptions to the end of the job.
         replacement: The job waits in the queue because a node is broken.
         restart: Processes start and connect.
-        compile: First steps beyond later ones.
+        compile: Seconds of first steps minus later ones.
         read: Checkpoints are read.
     """
 
@@ -75,7 +75,7 @@ class RunDays:
     """Days of the run by cause, which sum to its days.
 
     Attributes:
-        steps: All tokens in whole batches, at the step's time.
+        steps: All tokens in full batches, at the step's time.
         ramp: Smaller batches at the beginning.
         sustained: Steps of a long run take longer than the step.
         evaluations: Training waits for evaluations.
@@ -101,7 +101,7 @@ class SaveInterval:
         steps: Steps between two saves.
         seconds: Seconds of training between two saves.
         chosen: True if it is the one with the best goodput; False if it is given.
-        young_seconds: Young's interval, which knows of the stall and the interruptions alone; null where no save stops training.
+        young_seconds: Young's interval, from the stall and the interruptions alone; null if no save stops training.
         goodput_at_half: Goodput of the job, its start left out, with half the interval.
         goodput: The same with the interval.
         goodput_at_double: The same with twice the interval.
@@ -124,7 +124,7 @@ class RankShare:
         pp_rank: Pipeline rank.
         num_ranks: Ranks, which share the writing about evenly.
         bytes: Bytes of all of them.
-        largest_rank_bytes: The most that one of them writes.
+        largest_rank_bytes: Most bytes that one rank writes.
     """
 
     pp_rank: int
@@ -140,11 +140,11 @@ class StorageSeconds:
     Attributes:
         name: local, parallel or s3.
         node_bytes_per_second: Bandwidth of one node.
-        total_bytes_per_second: Bandwidth of the whole storage; null if each node has its own.
-        write_seconds: Seconds until a save is whole, while training continues.
+        total_bytes_per_second: Total bandwidth of the storage; null if each node has its own.
+        write_seconds: Seconds until a save is complete, while training continues.
         read_seconds: Seconds to read it at a restart.
         survives_a_node: False if a checkpoint is lost with a broken node.
-        goodput: Goodput of the job with its checkpoints there; null where it would not survive a broken node.
+        goodput: Goodput of the job with its checkpoints in this storage; null if they would not survive a broken node.
     """
 
     name: str
@@ -163,7 +163,7 @@ class Checkpoints:
     Attributes:
         whole_bytes: One checkpoint.
         ranks: Bytes that each pipeline rank writes.
-        rank_host_bytes: The most that a rank's copy takes in host memory.
+        rank_host_bytes: Most bytes of a rank's copy in host memory.
         node_host_bytes: The most that the copies of a node's ranks take.
         stall_seconds: Time that a save stops training.
         stall_share: The same as a share of the time between saves.
@@ -188,8 +188,8 @@ class RunChange:
     Attributes:
         name: Change.
         goodput: Goodput with it.
-        days: Days of the run with it.
-        device_hours: Device hours with it, spare nodes included.
+        days: Days of the run with this change.
+        device_hours: Device hours with this change, spare nodes included.
         cost_change: Change of the cost; null without a price.
         note: Requirement of the change.
     """
@@ -218,7 +218,7 @@ class RunEstimate(Result):
         steps: Optimizer steps.
         tokens_of_step: Tokens of one step.
         step_seconds: Seconds of a step.
-        step_basis: Basis of the step's time, and where its interval comes from.
+        step_basis: Basis of the step's time, and the source of its interval.
         mean_step_seconds: Mean seconds of the run's steps: the step, at the rate that a long run sustains, and with smaller first batches.
         days: Days from the first start to the last step.
         days_by_cause: Days by cause.

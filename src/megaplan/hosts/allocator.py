@@ -3,11 +3,11 @@
 Blocks are multiples of 512 B. A stream has its own pools, one for blocks up to 1 MiB and one for larger: memory that a stream has freed
 cannot serve another. If no free block of a pool fits, the pool grows:
 
-- by default by a segment: of 2 MiB for small blocks, of 20 MiB for those below 10 MiB, else of the block's size in multiples of 2 MiB. Free
-  neighbours merge within a segment, never across two; a larger block's remainder is a block of its own if it is above 1 MiB;
+- by default by a segment: of 2 MiB for small blocks, of 20 MiB for blocks below 10 MiB, else of the block's size in multiples of 2 MiB.
+  Free neighbours merge within a segment, never across two; a larger block's remainder is a separate block if it is above 1 MiB;
 - with expandable segments at the end of the pool's one segment, in pages of 2 MiB for small blocks and 20 MiB for large ones.
 
-Nothing is given back to the device unless an allocation fails, so what is reserved never falls.
+Memory returns to the device only if an allocation fails, so reserved memory never falls.
 
 Source: c10/cuda/CUDACachingAllocator.cpp (`round_size`, `get_allocation_size`, `get_free_block`, `should_split`, `try_merge_blocks`,
 `try_allocate_expandable_block`; kMinBlockSize, kSmallSize, kMinLargeAlloc, kRoundLarge, kLargeBuffer, kSmallBuffer).

@@ -31,7 +31,7 @@ class Later:
 
 
 def share_above(percent: int, most_percent: int) -> float:
-    """Share of a peak with `percent` above what is allocated that is missing to one with `most_percent`."""
+    """Share by which a peak with `percent` above allocated memory must grow to be `most_percent` above it."""
     return max(0.0, (100 + most_percent) / (100 + percent) - 1)
 
 
@@ -53,14 +53,13 @@ class HostKind(NamedTuple):
         limits: `(checked)` -> diagnostics of settings that it cannot run, or that are not priced.
         peaks: `(spec, inventory, memo)` -> `(layout, stages) -> (peaks, work)`, for single pipeline ranks; by default the budget's.
         floors: `(inventory, spec) -> AnyFloors`, lower bounds on the peak over all cuts. A host without them is not searched.
-        reserve: `(spec) -> tuple[ReserveItem, ...]`, what its libraries take of the device outside torch's allocator.
+        reserve: `(spec) -> tuple[ReserveItem, ...]`, memory of its libraries outside torch's allocator.
         step: `(spec) -> (Software, Recomputed)`, for the step-time model of frameworks.
         import_: The command `megaplan import NAME`.
         export: `(source) -> Exported`.
         topic: Paragraphs of `megaplan explain NAME`.
         schedules: Schedules that searches and advice try; empty for all.
-        trained: megarun trains it: formulas of columns and padding come from its budget, its step is a replayed schedule, adapters are
-            priced.
+        trained: True if megarun trains it: formulas of columns and padding apply, its step is a replayed schedule, adapters are priced.
         carries_values: Stages pass on values that later layers read (`Family.payload`); without, no cut separates these layers.
         saves_working_copy: A checkpoint holds the parameters in precision.params in addition to the masters.
         own_layers: The layers are not the families' operations: positions, norms and prediction modules are its own.

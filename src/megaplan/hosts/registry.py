@@ -1,4 +1,4 @@
-"""The hosts by name. A new one is a folder, whose `__init__.py` has its value, and a line here."""
+"""The hosts by name. A new host is a folder, whose `__init__.py` has its value, and a line here."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def cohere2_moe(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _experts(reader: ConfigReader) -> dict[str, Any]:
-    """Experts by softmax over the chosen scores, or by sigmoid scores, and shared ones."""
+    """Routed experts, by softmax over the chosen scores or by sigmoid scores, and shared experts."""
     shared, chosen = reader.whole("num_shared_experts", least=0), reader.text("expert_selection_fn")
     if chosen not in ("softmax", "sigmoid"):
         reader.wrong("expert_selection_fn", chosen, "softmax or sigmoid")

@@ -28,7 +28,7 @@ def llama(reader: ConfigReader) -> dict[str, Any]:
 
 
 def helium(reader: ConfigReader) -> dict[str, Any]:
-    """helium: llama without a bias of the output projection, which takes heads that are together as wide as the stream."""
+    """helium: llama without a bias of the output projection; the heads' total width is the stream's."""
     hidden, heads, width = (reader.whole(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
     if heads * width != hidden:
         detail = f"num_attention_heads · head_dim = {heads} · {width}, and hidden_size = {hidden} is what o_proj takes"
@@ -37,7 +37,7 @@ def helium(reader: ConfigReader) -> dict[str, Any]:
 
 
 def mistral(reader: ConfigReader) -> dict[str, Any]:
-    """mistral: a window of all layers, or of those that `layer_types` names."""
+    """mistral: a window in all layers, or in the layers that `layer_types` names."""
     return decoder(reader, {}, windowed=SLIDING)
 
 
@@ -57,7 +57,7 @@ def unrotated(reader: ConfigReader) -> dict[str, Any]:
     bases = reader.items("layer_rope_theta") if reader.value("layer_rope_theta") is not None else ()
     reader.skip("layer_rope_theta")
     if len({base for base in bases if base}) > 1:
-        reader.warn("layer_rope_theta", list(bases), "layers turn by different bases, and a spec has one; shapes are the same")
+        reader.warn("layer_rope_theta", list(bases), "layers have different rotary bases, but a spec has one; shapes are the same")
     straight = [2 * layer for layer, base in enumerate(bases) if not base]
     return {"nope_layers": straight} if straight else {}
 
@@ -80,7 +80,7 @@ def ministral(reader: ConfigReader) -> dict[str, Any]:
 
 
 def phi3(reader: ConfigReader) -> dict[str, Any]:
-    """phi3: fused projections, of the same tensors as separate ones."""
+    """phi3: fused projections, read as separate ones."""
     reader.skip("original_max_position_embeddings")
     return decoder(reader, {}, windowed=SLIDING)
 
@@ -180,7 +180,7 @@ def gemma3(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _caps(reader: ConfigReader) -> tuple[dict[str, float], dict[str, float]]:
-    """Caps of the scores and of the logits; null is none."""
+    """Caps of the scores and of the logits; null for no cap."""
     scores, logits = reader.factor("attn_logit_softcapping"), reader.factor("final_logit_softcapping")
     return {} if scores is None else {"score_cap": scores}, {} if logits is None else {"logits_cap": logits}
 
@@ -289,7 +289,7 @@ def glm_ocr(reader: ConfigReader) -> dict[str, Any]:
 
 
 def gelu_name(reader: ConfigReader) -> str:
-    """Gemma's activation: `hidden_activation` where it is given, else `hidden_act`."""
+    """Gemma's activation: `hidden_activation` if given, else `hidden_act`."""
     given = reader.value("hidden_activation")
     reader.skip("hidden_activation" if given is None else "hidden_act")
     return "hidden_act" if given is None else "hidden_activation"

@@ -15,7 +15,7 @@ RATES = {0: SLIDING, 4: SPARSE, 128: HEAVY}
 
 
 def deepseek_v4(reader: ConfigReader) -> dict[str, Any]:
-    """deepseek_v4: latent queries, outputs of groups of heads, experts in every layer, which a table chooses in the first ones."""
+    """deepseek_v4: latent queries, outputs by groups of heads, experts in every layer, chosen by a table in the first ones."""
     layers, width = reader.layers(2), reader.whole("head_dim")
     kinds, rates = _kinds(reader, layers), dict(reader.mapping("compress_rates"))
     older = {SPARSE: reader.value("compress_rate_csa"), HEAVY: reader.value("compress_rate_hca")}
@@ -45,7 +45,7 @@ def deepseek_v4(reader: ConfigReader) -> dict[str, Any]:
         "scoring_func", reader.value("scoring_func"), "scores are the root of a softplus, or chosen by a table; shapes are the same"
     )
     reader.warn("swiglu_limit", reader.value("swiglu_limit"), "gates are clamped in the original; shapes are the same")
-    reader.warn("compress_rope_theta", reader.value("compress_rope_theta"), "layers with compressed keys turn by another base")
+    reader.warn("compress_rope_theta", reader.value("compress_rope_theta"), "layers with compressed keys have another rotary base")
     moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size")
     scale = reader.number("routed_scaling_factor")
     moe |= {"shared_ffn_hidden_size": moe["ffn_hidden_size"], "score": "sigmoid"} | ({"routed_scale": scale} if scale != 1 else {})

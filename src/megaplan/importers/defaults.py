@@ -41,7 +41,7 @@ class ClassFacts(NamedTuple):
         fields: The class's own fields with their defaults.
         common: Fields that every class has.
         parts: Nested configs, by key.
-        forwards_tie: The text model's `tie_word_embeddings` counts where the whole config has none.
+        forwards_tie: True if the text model's `tie_word_embeddings` counts when the outer config has none.
     """
 
     version: str

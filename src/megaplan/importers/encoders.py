@@ -18,7 +18,7 @@ class Found(NamedTuple):
     """A part of a multimodal model.
 
     Attributes:
-        more: Parameters outside what is stated.
+        more: Parameters of parts that a spec cannot state.
         stated: Fields of the section that states it; empty if nothing does.
         why: Reason that nothing does.
     """
@@ -30,7 +30,7 @@ class Found(NamedTuple):
 
 Structure = Callable[[ConfigReader], Found]
 UNSIZED = 1024
-"""Patches of an image where a config has no size of images."""
+"""Patches of an image if a config has no image size."""
 NO_BIAS: dict[str, Any] = {"bias": False, "output_bias": False, "mlp_bias": False}
 PIXTRAL: dict[str, Any] = {"norm": "rmsnorm", "activation": "swiglu"}
 
@@ -115,7 +115,7 @@ def _stack(reader: ConfigReader, patches: int, *, width: str = "hidden_size", **
 
 
 def _pooled(reader: ConfigReader) -> int:
-    """A head that attends with one learned query, where the encoder has it."""
+    """A pooling head that attends with one learned query, if the encoder has it."""
     if "vision_use_head" in reader.facts.fields and not reader.flag("vision_use_head"):
         return 0
     width = reader.whole("hidden_size")
@@ -200,7 +200,7 @@ def internvl(reader: ConfigReader) -> Found:
 
 
 def llama4_vision(reader: ConfigReader) -> Found:
-    """llama4_vision_model: a class token, learned positions; its adapter is the projection's."""
+    """llama4_vision_model: a class token, learned positions; its adapter belongs to the projection."""
     width, grid = reader.whole("hidden_size"), _grid(reader)
     return Found(2 * width, _stack(reader, grid, positions=grid, patch_bias=False, rotary=True, first_norm=True))
 

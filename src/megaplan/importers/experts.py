@@ -200,7 +200,7 @@ def granite_moe_swa(reader: ConfigReader) -> dict[str, Any]:
 
 
 def llama4(reader: ConfigReader) -> dict[str, Any]:
-    """llama4_text: attention in chunks except in layers without rotation; experts, each as wide as the shared one, in every n-th layer."""
+    """llama4_text: attention in chunks except in layers without rotation; experts of the shared one's width in every n-th layer."""
     layers = reader.layers(2)
     listed, interval = reader.items("no_rope_layers"), reader.whole("no_rope_layer_interval")
     rotates = listed or tuple(int((layer + 1) % interval != 0) for layer in range(layers))
@@ -208,12 +208,10 @@ def llama4(reader: ConfigReader) -> dict[str, Any]:
     derived = [CHUNKED if turns and chunk is not None else FULL for turns in rotates[:layers]]
     kinds = [SLIDING if kind == CHUNKED else kind for kind in layer_kinds(reader, derived)]
     if SLIDING in kinds:
-        reader.warn(
-            "attention_chunk_size", chunk, "a token sees its chunk from its start on; it is counted with as many positions before it"
-        )
+        reader.warn("attention_chunk_size", chunk, "a token attends within its chunk only; it is counted as a window of the chunk's length")
     straight = [2 * layer for layer, turns in enumerate(rotates[:layers]) if not turns]
     if reader.flag("use_qk_norm"):
-        reader.warn("use_qk_norm", True, "queries and keys are normed without a weight; what backward keeps for that is not counted")
+        reader.warn("use_qk_norm", True, "queries and keys are normed without a weight; tensors saved for it are not counted")
     reader.skip("attn_temperature_tuning", "floor_scale", "attn_scale", "rope_interleave", "for_llm_compressor", "intermediate_size_mlp")
     step, places = reader.whole("interleave_moe_layer_step"), reader.value("moe_layers")
     reader.skip("moe_layers")
@@ -276,9 +274,7 @@ def minimax_m2(reader: ConfigReader) -> dict[str, Any]:
 def ernie4_5_moe(reader: ConfigReader) -> dict[str, Any]:
     """ernie4_5_moe: experts from one layer to another at an interval; the router's correction is a parameter."""
     if reader.flag("use_bias"):
-        reader.cannot(
-            "use_bias", True, "lm_head.bias belongs to a head that can be tied, and experts have no bias in addition to the MLP's", False
-        )
+        reader.cannot("use_bias", True, "a spec has no bias of a head that can be tied, and none of experts", False)
     moe = experts(reader, count="moe_num_experts", width="moe_intermediate_size", top_k="moe_k", normalize=True)
     moe |= {"shared_ffn_hidden_size": reader.whole("moe_num_shared_experts", least=0) * moe["ffn_hidden_size"]}
     moe |= {"score_correction": True}

@@ -13,7 +13,7 @@ from megaplan.importers.rotary import rope_by_kind
 
 
 def beam(reader: ConfigReader) -> dict[str, Any]:
-    """beam: norms before and after each block, a gate with a number a head, layers without a window do not turn."""
+    """beam: norms before and after each block, a gate of one value per head, no rotation in layers without a window."""
     layers = reader.layers(2)
     kinds = layer_kinds(reader, [FULL if (layer + 1) % 6 == 0 or layer + 1 == layers else SLIDING for layer in range(layers)])
     attention = biases(reader) | {"qk_norm": True, "gate": True, "gate_bias": True}
@@ -31,7 +31,7 @@ def beam(reader: ConfigReader) -> dict[str, Any]:
 
 
 def bailing_hybrid(reader: ConfigReader) -> dict[str, Any]:
-    """bailing_hybrid: Kimi delta attention whose gates are whole projections, and latent attention with a gate of one value a head."""
+    """bailing_hybrid: Kimi delta attention whose gates are whole projections, and latent attention with a gate of one value per head."""
     model, layers, size = untied(reader, common(reader)), reader.layers(2), reader.whole("layer_group_size")
     kinds = layer_kinds(reader, [FULL if (layer + 1) % size == 0 else LINEAR for layer in range(layers)])
     mixers = lettered(reader, "layer_types", kinds, {LINEAR: "G", FULL: "A"})

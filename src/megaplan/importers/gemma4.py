@@ -43,13 +43,13 @@ _ACTIVATION = "hidden_activation"
 
 
 def shared_keys(reader: ConfigReader, kinds: list[str]) -> tuple[dict[str, Any], list[int]]:
-    """`shared_keys` of the last layers, which read the keys of the last layer before them of their kind; and those of twice the width."""
+    """`shared_keys` of the last layers, which read keys of the last preceding layer of their kind; and the layers of twice the width."""
     count = reader.whole("num_kv_shared_layers", least=0)
     doubled, first = reader.value("use_double_wide_mlp"), max(0, len(kinds) - count)
     reader.skip("use_double_wide_mlp")
     if count and set(kinds[:first]) != set(kinds):
-        detail = f"num_kv_shared_layers = {count}: of the kinds {', '.join(sorted(set(kinds)))} not each has a layer with keys of its own"
-        reader.contradicts("num_kv_shared_layers", detail, "num_kv_shared_layers: 0, or layers of each kind before those")
+        detail = f"num_kv_shared_layers = {count}: each of the kinds {', '.join(sorted(set(kinds)))} needs a layer with its own keys"
+        reader.contradicts("num_kv_shared_layers", detail, "num_kv_shared_layers: 0, or a number that leaves earlier layers of each kind")
         return {}, []
     found = [
         {
@@ -80,7 +80,7 @@ def layer_embeddings(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _global_heads(reader: ConfigReader, kinds: list[str], width: int) -> tuple[dict[str, Any], int]:
-    """Heads of layers without a window that differ from the others, and the width of one: fields, or `per_layer_config` as it is saved."""
+    """Heads, and their width, of layers without a window if they differ: from fields, or from `per_layer_config` in saved configs."""
     same = reader.flag("attention_k_eq_v")
     wide, groups = reader.value("global_head_dim") or GLOBAL_WIDTH, reader.value("num_global_key_value_heads") if same else None
     saved = {int(key) if key.isdigit() else -1: one for key, one in reader.mapping("per_layer_config").items()}  # "05" in 10 layers or more

@@ -24,7 +24,7 @@ from megaplan.spec.read import MAX_BYTES
 NESTED = "text_config"
 """Key of the text model's fields in the config of a multimodal model."""
 _NESTING = (NESTED, "llm_config", "language_config")
-"""The same, and its names in classes of repositories."""
+"""The same, and its names in classes that repositories publish."""
 LARGE_CHARACTERS = 2**16
 STORED = ("quantization_config", "compression_config")
 """Fields of a config that list modules of the published weights."""
@@ -58,7 +58,7 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
         text: The config.
         name: Name of the file in diagnostics.
         overrides: `KEY=VALUE` texts, keys of the spec: mesh, batch and everything else that a config does not say.
-        strict: True if absent fields that have a class default, and unknown ones, are errors.
+        strict: True if unknown fields, and absent fields with a class default, are errors.
 
     Raises:
         MegaplanError: Every error found: MP109 … MP119, MP801 … MP807, or those of the spec that results.
@@ -105,7 +105,7 @@ def import_hf(text: str, name: str, overrides: Sequence[str] = (), *, strict: bo
 
 
 def _note_reading(reader: ConfigReader, whole: Mapping[str, Any], config: Mapping[str, Any], *, stated: bool) -> None:
-    """Warns of what is read in the place of the config's own type, and of what is not read of the whole."""
+    """Warns if another type than the config's own is read, and of parts of the config that are not read."""
     if NESTED in config:
         reader.skip(NESTED)
         place = next((key for key in _NESTING if isinstance(whole.get(key), dict)), NESTED)
@@ -119,11 +119,11 @@ def _note_reading(reader: ConfigReader, whole: Mapping[str, Any], config: Mappin
     if config["model_type"] in MASKED:
         reader.skip("mask_token_id")
         key = "mask_token_id" if reader.has("mask_token_id") else "architectures"
-        reader.warn(key, reader.value(key), "a masked token is predicted from those on both sides, and the core is counted causal")
+        reader.warn(key, reader.value(key), "a masked token attends to both sides, but the core is counted as causal")
 
 
 def _positions(model: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """Tokens of the default sequence: as many as have learned positions, of which a class may keep some for padding."""
+    """Tokens of the default sequence: the number of learned positions, without those that a class reserves for padding."""
     limits = [model.get("learned_positions"), config.get("max_position_embeddings") if "learned_positions" in model else None]
     return min([SEQ_LENGTH, *(limit for limit in limits if isinstance(limit, int))])
 
@@ -147,7 +147,7 @@ def _fields(text: str, name: str) -> tuple[dict[str, Any], SourceMap]:
 
 
 def _typed(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """The config with its model type; that of the class that `architectures` names where none is given."""
+    """The config with its model type; if none is given, the type of the class that `architectures` names."""
     if isinstance(config.get("model_type"), str):
         return config
     if isinstance(config.get("peft_type"), str):
@@ -165,9 +165,7 @@ def _adapter(config: Mapping[str, Any], name: str) -> MegaplanError:
     base, rank = config.get("base_model_name_or_path"), config.get("r")
     ranked = f" --set lora.rank={rank} --set lora.alpha={config.get('lora_alpha') or rank}" if isinstance(rank, int) else ""
     where = base if isinstance(base, str) and re.fullmatch(r"[\w./-]+", base) else "config.json"
-    detail = (
-        f"{name} is of adapters (peft_type = {config['peft_type']}), and the config of {base or 'the model under them'} says what is built"
-    )
+    detail = f"{name} is an adapter's config (peft_type = {config['peft_type']}); the model is in the config of {base or 'its base model'}"
     return _refusal("MP801", detail, Location(name), f"megaplan import hf {where}{ranked}")
 
 
@@ -180,12 +178,12 @@ def _family(model_type: str) -> str:
 
 
 def _family_of(config: Mapping[str, Any]) -> str:
-    """The model type whose import reads a text model: that of the repository's class, or of transformers' for an unknown one.
+    """The model type whose import reads a text model: of the repository's class, or if that is unknown, of transformers' class.
 
     `architectures` names the class.
     """
     family, name = _family(config["model_type"]), _named_class(config)
-    if family == "deepseek_v2" and config.get("use_mla") is False:  # its repository's class builds that of the first version
+    if family == "deepseek_v2" and config.get("use_mla") is False:  # its repository's class builds the first version's model
         return "deepseek"
     if name and family in OF_REPOSITORIES and name != class_facts(family).model_class:
         return next((one for one in OF_REPOSITORIES if class_facts(one).model_class == name), family)
@@ -209,7 +207,7 @@ def _named_class(config: Mapping[str, Any]) -> str:
 
 
 def _check_refused(fields: dict[str, Any], source: SourceMap, text: str) -> None:
-    """Stops at a model type whose blocks have no letter, of a whole config or of a text model."""
+    """Stops at a model type, of the config or its text model, whose blocks have no letter."""
     family = fields["model_type"]
     if _family(family) in REFUSED:
         key, why = REFUSED[_family(family)]
@@ -263,7 +261,7 @@ def _inner_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, A
 
 
 def text_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a config's text model as a config of its own; the fields themselves if the config nests none."""
+    """The fields of a config's text model as a separate config; the fields themselves if the config nests none."""
     fields = dict(config)
     if isinstance(fields.get("model_type"), str):
         fields = _inner_model(fields, SourceMap(""))[0]
@@ -291,7 +289,7 @@ def _text_model(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, An
 
 
 def _note_tie(reader: ConfigReader, whole: Mapping[str, Any]) -> None:
-    """Warns of a text model whose own `tie_word_embeddings` is another one than that which its class takes from the whole config."""
+    """Warns if a text model's own `tie_word_embeddings` differs from the value that its class takes from the outer config."""
     nested = whole.get(NESTED)
     stated = nested.get("tie_word_embeddings") if isinstance(nested, dict) else None
     taken = reader.value("tie_word_embeddings")
@@ -341,14 +339,14 @@ def _check_architectures(reader: ConfigReader) -> None:
     other = _owner(named, IMPORTS) if named != reader.facts.model_class else ""
     if other:
         reader.other = other
-        reader.warn("architectures", given, f"the class of {reader.other}, and model_type decides what is built, as in transformers")
+        reader.warn("architectures", given, f"the class of {reader.other}, but model_type decides the structure, as in transformers")
     own = _mapped(reader)
     if own not in ("", reader.facts.model_class) and reader.facts.version and not other and reader.value("model_type") == reader.family:
-        reader.warn("auto_map", own, f"a class that comes with the weights and may build other tensors; {reader.family} is counted")
+        reader.warn("auto_map", own, f"a class that is published with the weights and may build other tensors; {reader.family} is counted")
 
 
 def _predicts(reader: ConfigReader, name: object) -> bool:
-    """True if a class has a head over the vocabulary, by its name, by `auto_map`, or as all of its type have."""
+    """True if a class has a head over the vocabulary: by its name, by `auto_map`, or because every class of its type has."""
     if reader.value("model_type") in MASKED:
         return True
     if any(class_facts(one).model_class == name and _text_type(one) == reader.family for one in MULTIMODAL):
@@ -364,7 +362,7 @@ def _mapped(reader: ConfigReader) -> str:
 
 
 def _text_type(model_type: str) -> str:
-    """The type of the text model in a multimodal type; empty if the whole has another one each time."""
+    """The type of the text model in a multimodal type; empty if it varies."""
     part = class_facts(model_type).parts.get(NESTED)
     return "" if part is None else part.type
 

@@ -143,7 +143,7 @@ def granite_hybrid(reader: ConfigReader) -> dict[str, Any]:
     if count:
         moe = experts(reader, count="num_local_experts", width="intermediate_size", normalize=True)
         sections["E"] = ("moe", moe | {"shared_ffn_hidden_size": shared})
-    else:  # the shared expert is the whole MLP
+    else:  # the shared expert is the only MLP
         reader.skip("intermediate_size", "num_experts_per_tok")
         sections["D"] = ("mlp", mlp(reader, "shared_intermediate_size"))
     return model_of(reader, letters, model, sections)
@@ -175,7 +175,7 @@ def falcon_h1(reader: ConfigReader) -> dict[str, Any]:
     if not reader.flag("mamba_rms_norm"):
         mixer["gated_norm"] = False
     elif before:
-        reader.warn("mamba_norm_before_gate", True, "the gate comes after the norm in the original; shapes are the same")
+        reader.warn("mamba_norm_before_gate", True, "the original applies the gate after the norm; shapes are the same")
     mixer |= _mixer_factors(reader, biased="bias" in mixer)
     gate, down = _factors(reader, "mlp_multipliers", 2)
     dense = mlp(reader, bias=reader.flag("mlp_bias")) | _given(gate_multiplier=gate, output_multiplier=down)
@@ -195,7 +195,7 @@ def _attention_factors(reader: ConfigReader, attention: dict[str, Any]) -> dict[
 
 
 def _mixer_factors(reader: ConfigReader, *, biased: bool) -> dict[str, Any]:
-    """Factor of the mixer's input and of the parts of its input projection, expressed as factors of those parts."""
+    """Factors of the parts of the mixer's input projection, including the factor of its input."""
     parts, read = _factors(reader, "ssm_multipliers", 5), reader.factor("ssm_in_multiplier") or 1.0
     if read != 1 and biased:
         reader.warn("ssm_in_multiplier", read, "the input projection has a bias, which it does not multiply")
@@ -270,7 +270,7 @@ def _time_step_limit(reader: ConfigReader) -> dict[str, Any]:
     limits = tuple("Infinity" if value in _INFINITE else value for value in limits)
     numbers = [value for value in limits if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0]
     if len(limits) != 2 or len(numbers) + (limits[1] == "Infinity") != 2:
-        reader.wrong("time_step_limit", list(limits), 'two numbers, the second of them perhaps "Infinity"')
+        reader.wrong("time_step_limit", list(limits), 'two numbers; the second may be "Infinity"')
         return {}
     least, most = float(limits[0]), None if limits[1] == "Infinity" else float(limits[1])
     return {key: value for key, value in (("time_step_min", least), ("time_step_max", most)) if value}
@@ -305,7 +305,7 @@ def _nemotron_moe(reader: ConfigReader, *, bias: bool, used: bool) -> dict[str, 
         return {}
     if bias:
         reader.cannot("mlp_bias", True, "the shared expert and the latent's projections have biases, the routed experts none", False)
-    reader.skip("n_shared_experts")  # the shared expert is one, moe_shared_expert_intermediate_size wide, whatever this says
+    reader.skip("n_shared_experts")  # there is one shared expert, of width moe_shared_expert_intermediate_size, whatever this field says
     moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size", act="mlp_hidden_act", gated=False)
     moe |= {"shared_ffn_hidden_size": reader.whole("moe_shared_expert_intermediate_size", least=0)}
     moe |= sigmoid_choice(reader)

@@ -13,7 +13,7 @@ from megaplan.spec.document import Document, resolve_scalar
 from megaplan.spec.load import LoadedSpec, check_document
 
 NOT_CARRIED = frozenset({"MP820", "MP915"})
-"""Codes of what the source has and the spec has not."""
+"""Codes of settings that the source has and the spec does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Imported:
         return cls(loaded._replace(diagnostics=(*found, *loaded.diagnostics)), document.value)
 
     def text(self, title: str) -> str:
-        """A spec file, with a title and what was not carried over as comments."""
+        """A spec file with a title, and comments on settings that were not carried over."""
         lost = (line for each in self.loaded.diagnostics if each.code in NOT_CARRIED for line in each.detail.splitlines())
         return spec_text(self.document, [title, *(f"Not imported: {line}" for line in lost)])
 

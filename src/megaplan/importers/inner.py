@@ -1,4 +1,4 @@
-"""Decoders whose MLPs or heads have tensors of their own inside, norms without a scale, or a layer before the head."""
+"""Decoders whose MLPs or heads have their own tensors inside, norms without a scale, or a layer before the head."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def apertus(reader: ConfigReader) -> dict[str, Any]:
 
 
 def nanochat(reader: ConfigReader) -> dict[str, Any]:
-    """nanochat: no norm has a scale, the embedding has a norm, too; queries and keys turn before theirs, which is the same."""
+    """nanochat: no norm has a scale, the embedding has a norm, too; queries and keys are rotated before their norm, which is equivalent."""
     cap = reader.factor("final_logit_softcapping")
     model = {"norm": "rmsnorm_no_scale", "embedding_norm": True} | ({"logits_cap": cap} if cap is not None else {})
     return decoder(reader, {**biases(reader), "qk_norm": True, "qk_norm_scale": False}, model=model, gated=False)
 
 
 def bitnet(reader: ConfigReader) -> dict[str, Any]:
-    """bitnet: norms over the heads' outputs and over the MLP's inner values; linears keep their whole weights here."""
+    """bitnet: norms over the heads' outputs and over the MLP's inner values; linears have unquantised weights here."""
     if reader.has("head_dim"):  # no field of the class, whose norm over the heads' outputs is as wide as the stream
         even = even_head_dim(reader, reader.whole("hidden_size"), reader.whole("num_attention_heads"), None)
         reader.only("head_dim", (even, None), "the norm over the heads' outputs (attn_sub_norm) is as wide as the stream")

@@ -41,7 +41,7 @@ def glm4_moe_lite(reader: ConfigReader) -> dict[str, Any]:
 
 
 def axk1(reader: ConfigReader) -> dict[str, Any]:
-    """axk1: deepseek_v3 with a norm on what experts add."""
+    """axk1: deepseek_v3 with a norm on the experts' output."""
     return _decoder(reader, sigmoid_choice(reader), experts_norm=True)
 
 
@@ -58,7 +58,7 @@ def axk2(reader: ConfigReader) -> dict[str, Any]:
 
 
 def longcat_flash(reader: ConfigReader) -> dict[str, Any]:
-    """longcat_flash: twice attention and a dense MLP a layer, and a bank that reads what the first MLP reads."""
+    """longcat_flash: two attentions and two dense MLPs per layer, and a bank that reads the first MLP's input."""
     layers, key = reader.layers(5, "num_layers"), reader.same("num_layers", "num_hidden_layers")
     if key == "num_layers" and reader.has("num_hidden_layers") and reader.value("num_hidden_layers") != 2 * layers:
         reader.contradicts("num_hidden_layers", f"num_layers = {layers}: a layer has two attention blocks", f"write {2 * layers}")
@@ -70,7 +70,7 @@ def longcat_flash(reader: ConfigReader) -> dict[str, Any]:
     if reader.value("router_bias"):
         moe["router_bias"] = reader.flag("router_bias")
     reader.warn("zero_expert_num", moe["null_experts"], "these experts return their input in the original, and nothing here")
-    reader.warn("num_layers", layers, "what experts make is added before the second attention, not after it; latents have no factor")
+    reader.warn("num_layers", layers, "the experts' output is added before the second attention, not after it; latents have no factor")
     sections = {"A": ("attention", attention), "E": ("moe", moe), "D": ("mlp", mlp(reader, "ffn_hidden_size"))}
     return model_of(reader, "AEDAD" * layers, model, sections)
 
@@ -99,7 +99,7 @@ def dense(reader: ConfigReader) -> dict[str, Any]:
 
 
 def minicpm3(reader: ConfigReader) -> dict[str, Any]:
-    """minicpm3: latent attention and dense MLPs; embeddings, what a block adds, and what the head reads have a factor each."""
+    """minicpm3: latent attention and dense MLPs; a factor each for embeddings, a block's output, and the head's input."""
     model, layers = common(reader), reader.layers(2)
     attention = latent_attention(reader)
     factors, added = minicpm_factors(reader, model["hidden_size"], layers)
@@ -153,7 +153,7 @@ def _indexer(reader: ConfigReader, layers: int, derived: list[str] | None) -> di
 
 
 def _indexers(reader: ConfigReader, layers: int, derived: list[str] | None) -> list[str]:
-    """Kind of each layer's indexer: its own (full), or that of the last layer with one (shared)."""
+    """Kind of each layer's indexer: its own (full), or shared with the last layer that has one."""
     keys = ("indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset")
     given = {key: reader.value(key) for key in keys}
     reader.skip(*keys)
@@ -198,7 +198,7 @@ def _decoder(
         choice: Keys of the experts' choice.
         indexer: Section of the indexers; None for none.
         dense: Layers with a dense MLP, if no field says so.
-        experts_norm: True if what experts add has a norm.
+        experts_norm: True if the experts' output has a norm.
         attention: More keys of attention.
         model: More keys of `model`.
     """

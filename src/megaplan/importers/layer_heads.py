@@ -1,4 +1,4 @@
-"""Decoders whose layers with a window have other heads, rotary angles and rotated widths than those without."""
+"""Decoders whose layers with a window have other heads, rotary angles and rotated widths than layers without one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def laguna(reader: ConfigReader) -> dict[str, Any]:
     moe |= {"routed_scale": scale} if scale not in (None, 1) else {}
     if reader.value("moe_router_logit_softcapping"):
         reader.warn("moe_router_logit_softcapping", reader.value("moe_router_logit_softcapping"), "logits of the router have no cap here")
-    reader.only("moe_apply_router_weight_on_input", (False,), "weights multiply what experts make")
+    reader.only("moe_apply_router_weight_on_input", (False,), "weights multiply the experts' outputs")
     reader.skip("moe_router_logit_softcapping", "gating", "num_attention_heads_per_layer")
     return experts.decoder(reader, section, moe, windowed=kinds, dense=listed_dense(reader, {0}), rotates=False)
 
@@ -106,7 +106,7 @@ def by_window(
         full: Base and rotated share of layers without a window, if the config does not say.
         window: Heads of layers with a window.
         flat: Field of the base of layers with a window, of releases before `rope_parameters`; None for a class that reads no flat field.
-        wide: Width of a head in layers without a window; 0 for that of all.
+        wide: Width of a head in layers without a window; 0 if the same as in others.
     """
     given = reader.mapping("rope_parameters")
     by_kind = {kind: one for kind in (FULL, SLIDING) if isinstance(one := given.get(kind), dict)}
@@ -132,7 +132,7 @@ def _bases(reader: ConfigReader, head_dim: int, full: Side, window: Side, wide: 
 
 
 def _by_layer(reader: ConfigReader, kinds: Sequence[str], head_dim: int) -> dict[str, Any]:
-    """Bases and shares that are lists by layer: those of the first layer of each kind."""
+    """Bases and shares of the first layer of each kind, if they are lists by layer."""
     given = reader.mapping("rope_parameters")
     if any(isinstance(one, dict) for one in given.values()):
         return by_window(reader, head_dim, (10_000.0, 1.0), (10_000.0, 1.0))
@@ -160,7 +160,7 @@ def _kinds(reader: ConfigReader, key: str, derived: Sequence[str]) -> tuple[str,
 
 
 def listed_dense(reader: ConfigReader, derived: set[int]) -> set[int]:
-    """Layers with a dense MLP: from `mlp_layer_types`, from marks or lists of sparse layers of earlier releases, or the class's."""
+    """Layers with a dense MLP: from `mlp_layer_types`, from marks or lists of sparse layers in earlier releases, or the class's default."""
     layers, marks, places = reader.layers(2), reader.value("moe_layer_freq"), reader.value("moe_layers_enum")
     reader.skip("moe_layer_freq", "moe_layers_enum")
     if isinstance(reader.value("mlp_layer_types"), list):

@@ -15,9 +15,9 @@ from megaplan.importers.tables import IGNORED, NOT_CARRIED
 from megaplan.inventory.build import build_inventory
 
 MOST = 3
-"""Largest number of totals that are named, and of numbers and lists that a class leaves unread; a hint names as many fields."""
+"""Largest number of totals, of unread numbers and lists, and of fields, that a message names."""
 _USUAL = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3")
-"""Classes that are named before others with as many of the fields."""
+"""Classes that are named before others with the same number of matching fields."""
 _ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")
 """Names before transformers 5 of what `rope_parameters` holds."""
 _UNTOLD = {"architectures", "auto_map", "model_type"}
@@ -54,11 +54,11 @@ def _hint(family: str, total: int, unread: list[str]) -> str:
     more = f" and {len(unread) - MOST} others" if len(unread) > MOST else ""
     left = f"without {', '.join(unread[:MOST])}{more}" if unread else "every field is read"
     write = f'write "model_type": "{family}" in a copy of the config without "architectures"'
-    return f"if the layers are those of {family}, {write}: {total:,} parameters, {left}"
+    return f"if the layers are like {family}'s, {write}: {total:,} parameters, {left}"
 
 
 def _rank(family: str, fields: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Numbers of unread fields and of absent ones; None if one of them decides a tensor."""
+    """Numbers of unread and of absent fields; None if one of them decides a tensor."""
     facts, unread = class_facts(family), _unread(family, fields)
     numbers = [key for key in unread if isinstance(fields[key], int | list) and not isinstance(fields[key], bool)]
     names = {facts.renamed.get(key, key) for key in fields}

@@ -39,7 +39,7 @@ _QWEN_ROTATED = 0.25
 
 
 def qwen3_next(reader: ConfigReader) -> dict[str, Any]:
-    """qwen3_next: gated delta nets and gated attention, experts with a gated shared one; dense MLPs as in qwen3_moe."""
+    """qwen3_next: gated delta nets and gated attention, experts with a gated shared expert; dense MLPs as in qwen3_moe."""
     dense, layers = qwen_dense(reader), reader.layers(2)
     feeds = "".join("D" if layer in dense else "E" for layer in range(layers))
     return _qwen(reader, feeds, {"E": ("moe", _qwen_moe(reader)), "D": ("mlp", mlp(reader))})
@@ -124,7 +124,7 @@ def kimi_linear(reader: ConfigReader) -> dict[str, Any]:
     attention = latent_widths(reader) | {"nope_layers": positions(letters, "A")}
     if reader.has("num_key_value_heads") and reader.value("num_key_value_heads") not in (None, attention["num_heads"]):
         detail = f"num_attention_heads = {attention['num_heads']}, num_key_value_heads = {reader.value('num_key_value_heads')}"
-        reader.contradicts("num_key_value_heads", detail, "latent attention has as many key-value heads as heads")
+        reader.contradicts("num_key_value_heads", detail, "latent attention needs one key-value head per head")
     reader.skip("num_key_value_heads", "head_dim", "qk_head_dim", "rope_theta", "rope_scaling", "rope_parameters", "mla_use_nope")
     reader.skip("moe_layer_freq")
     moe = experts(reader, count="num_local_experts", width="moe_intermediate_size") | sigmoid_choice(reader)
@@ -145,7 +145,7 @@ def _qwen(reader: ConfigReader, feeds: str, sections: dict[str, tuple[str, dict[
     reader.skip("full_attention_interval")
     derived = [LINEAR if (layer + 1) % interval else FULL for layer in range(len(feeds))]
     letters = _letters(reader, layer_kinds(reader, derived), feeds)
-    reader.only("attention_bias", (False, None), "q_proj's bias covers the gate, and attention.bias does not")
+    reader.only("attention_bias", (False, None), "q_proj's bias covers the gate, but attention.bias does not")
     attention = heads(reader, model["hidden_size"]) | {"qk_norm": True, "gate": True}
     attention |= rope(reader, attention["head_dim"], partial=_QWEN_ROTATED)
     return model_of(reader, letters, model, {"A": ("attention", attention), "G": ("linear_attention", _delta(reader)), **sections})
@@ -227,9 +227,9 @@ def xlstm(reader: ConfigReader) -> dict[str, Any]:
     linear = {"kind": "mlstm", "num_heads": heads, "key_dim": widths["qk"] // heads, "value_dim": widths["v"] // heads}
     model = {"hidden_size": hidden, "vocab_size": reader.whole("vocab_size"), "norm_eps": reader.number("norm_eps")}
     if reader.flag("tie_word_embeddings"):
-        reader.warn("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
+        reader.warn("tie_word_embeddings", True, "the class never ties the head, and the spec follows it")
     if not reader.flag("add_out_norm"):
-        reader.warn("add_out_norm", False, "the class has the norm in any case, and so does the spec")
+        reader.warn("add_out_norm", False, "the class always has the norm, and the spec follows it")
     if (cap := reader.factor("output_logit_soft_cap")) is not None:
         model["logits_cap"] = cap
     linear["chunk_size"] = reader.whole("chunk_size")

@@ -36,9 +36,9 @@ print(json.dumps([type(model).__name__, transformers.__version__, parts]))
 
 
 def counted(text: str) -> str | None:
-    """Sentences with the parameters of a config, and what is not known; None where transformers is not installed or cannot build it.
+    """Sentences about the parameters of a config and about unknown parts; None where transformers is not installed or cannot build it.
 
-    No code of the config's repository is run: `auto_map` is left out.
+    No code of the config's repository is run: `auto_map` is ignored.
 
     Args:
         text: The config, a JSON object with `model_type`.

@@ -63,7 +63,7 @@ def gpt_neo(reader: ConfigReader) -> dict[str, Any]:
     else:
         names = []
     if len(names) != layers or set(names) - {"global", "local"}:
-        reader.wrong("attention_types", given, f"lists of global and local with how often each comes, {layers} layers together")
+        reader.wrong("attention_types", given, f"lists of global and local, each with its number of repetitions, {layers} layers in total")
     kinds = [SLIDING if name == "local" else FULL for name in names]
     attention = {"output_bias": True, "softmax_scale": 1.0, **_straight(layers), **windows(reader, kinds, "AD" * layers, "window_size")}
     model = {"learned_positions": reader.whole("max_position_embeddings")}
@@ -101,7 +101,7 @@ def gpt_neox(reader: ConfigReader) -> dict[str, Any]:
 def stablelm(reader: ConfigReader) -> dict[str, Any]:
     """stablelm: LayerNorm, an MLP of three matrices, a quarter of each head rotated; attention and MLP may read one norm."""
     if reader.flag("qk_layernorm"):
-        reader.cannot("qk_layernorm", True, "every head has a LayerNorm of its own (q_layernorm.norms), and qk_norm is one for all", False)
+        reader.cannot("qk_layernorm", True, "every head has its own LayerNorm (q_layernorm.norms), but qk_norm is one for all heads", False)
     return decoder(
         reader,
         {"bias": True} if reader.flag("use_qkv_bias") else {},
@@ -142,8 +142,8 @@ def codeshell(reader: ConfigReader) -> dict[str, Any]:
 
 
 def phi3_small(reader: ConfigReader) -> dict[str, Any]:
-    """phi3small: LayerNorm, biases, a gated MLP; embeddings, scores and logits have a factor each; blocks of keys are left out."""
-    reader.only("ff_dim_multiplier", (None,), "the MLP's width is a field of its own")
+    """phi3small: LayerNorm, biases, a gated MLP; a factor each for embeddings, scores and logits; block-sparse keys are not expressed."""
+    reader.only("ff_dim_multiplier", (None,), "the MLP's width is a separate field")
     every = reader.value("dense_attention_every_n_layers")
     reader.warn("dense_attention_every_n_layers", every, "other layers attend to some blocks of keys in the original; every key is counted")
     reader.skip("dense_attention_every_n_layers", *(f"blocksparse_{name}" for name in _BLOCKS), "ff_dim_multiplier")
@@ -182,7 +182,7 @@ def opt(reader: ConfigReader) -> dict[str, Any]:
     """opt: learned positions of which the first two are for padding, and gpt2's blocks with biases everywhere or nowhere."""
     hidden = reader.whole("hidden_size")
     for key, built, why in (
-        ("do_layer_norm_before", True, "norms follow what a block adds to the stream, and the last norm is absent"),
+        ("do_layer_norm_before", True, "norms are applied to a block's output, and the last norm is absent"),
         ("_remove_final_layer_norm", False, "a spec has a norm before the head"),
         ("layer_norm_elementwise_affine", True, "norms have neither a weight nor a bias"),
     ):
@@ -212,7 +212,11 @@ def mpt(reader: ConfigReader) -> dict[str, Any]:
         reader.cannot("attn_config", {"qk_ln": True}, "it norms queries and keys outside transformers' class", None)
     shared = {"multiquery_attention": 1, "grouped_query_attention": inside.get("kv_n_heads")}.get(inside.get("attn_type", ""))
     if shared is not None:
-        reader.warn("attn_config", {"attn_type": inside["attn_type"]}, "a class that comes with the weights; transformers' shares no keys")
+        reader.warn(
+            "attn_config",
+            {"attn_type": inside["attn_type"]},
+            "a class that is published with the weights; the class of transformers shares no keys",
+        )
     if inside.get("clip_qkv") is not None:
         reader.warn("attn_config", {"clip_qkv": inside["clip_qkv"]}, "queries, keys and values are clamped; shapes are the same")
     reader.only("no_bias", (True, None), "transformers' class has no bias")

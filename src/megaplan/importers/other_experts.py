@@ -1,4 +1,4 @@
-"""Decoders of experts whose fields have names of their own: dbrx, hunyuan (the Large model), step3_text."""
+"""Decoders of experts whose fields have their own names: dbrx, hunyuan (the Large model), step3_text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dbrx(reader: ConfigReader) -> dict[str, Any]:
         "num_kv_heads": _nested(reader, "attn_config", inside, "kv_n_heads", 1),
         "head_dim": width,
     }
-    reader.published("num_key_value_heads", attention["num_kv_heads"], "attn_config.kv_n_heads is what is built")
+    reader.published("num_key_value_heads", attention["num_kv_heads"], "the class builds attn_config.kv_n_heads")
     base = inside.get("rope_theta")  # of published configs; the class has the base of every class
     attention |= {"rope_theta": float(base)} if isinstance(base, int | float) and base > 0 else rope(reader, width)
     if inside.get("clip_qkv") is not None:
@@ -38,7 +38,7 @@ def dbrx(reader: ConfigReader) -> dict[str, Any]:
     moe: dict[str, Any] = {key: _nested(reader, "ffn_config", feed, *name) for key, name in names.items()}
     moe |= {"activation": "swiglu", "normalize_top_k": order is not None}
     reader.skip("max_seq_len", "emb_pdrop", "rope_theta", "rope_parameters")
-    reader.only("tie_word_embeddings", (False,), "the class has a head of its own")
+    reader.only("tie_word_embeddings", (False,), "the class has a head that is not tied")
     keys = {"hidden_size": hidden, "vocab_size": reader.whole("vocab_size"), "norm_eps": TORCH_EPS, "norm": "layernorm_no_bias"}
     return model_of(reader, "AE" * layers, keys, {"A": ("attention", attention), "E": ("moe", moe)})
 

@@ -1,4 +1,4 @@
-"""dots3_note: latent attention whose layers with a window have other heads and latents than those that choose their keys."""
+"""dots3_note: latent attention whose layers with a window have other heads and latents than layers that choose their keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WIDTHS = {"num_attention_heads": "num_heads"} | {
 
 
 def dots3_note(reader: ConfigReader) -> dict[str, Any]:
-    """dots3_note_text: a gate of one value a head, a norm of the rotary key, an indexer where a layer has no window."""
+    """dots3_note_text: a gate of one value per head, a norm of the rotary key, an indexer where a layer has no window."""
     layers = reader.layers(2)
     kinds = _kinds(reader, layers)
     attention = latent_widths(reader) | {"gate": True, "gate_width": "head", "rotary_norm": True, **_bases(reader, kinds)}
@@ -63,7 +63,7 @@ def _kinds(reader: ConfigReader, layers: int) -> tuple[str, ...]:
         kinds = tuple(kind if kind == SLIDING else CHOOSING if chooses else FULL for kind in kinds)
     for layer, kind in enumerate(kinds):
         if kind not in (SLIDING, CHOOSING, FULL):
-            reader.cannot("layer_types", kind, f"layer {layer} is none of {SLIDING}, {CHOOSING}, {FULL}", CHOOSING)
+            reader.cannot("layer_types", kind, f"layer {layer} is not {SLIDING}, {CHOOSING} or {FULL}", CHOOSING)
     return kinds
 
 
@@ -78,7 +78,7 @@ def _dense(reader: ConfigReader, layers: int) -> set[int]:
 
 
 def _own(reader: ConfigReader, kinds: Sequence[str], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """`layer_latents`: of each layer in `per_layer_config`, or of those with a window by the fields that begin with swa."""
+    """`layer_latents`: from each layer in `per_layer_config`, or for layers with a window from the fields that begin with swa."""
     given = reader.mapping("per_layer_config")
     found: dict[tuple[tuple[str, int], ...], list[int]] = {}
     common_own = None if reader.has("per_layer_config") else _windowed(reader)
@@ -110,5 +110,9 @@ def _bases(reader: ConfigReader, kinds: Sequence[str]) -> dict[str, Any]:
     other = float((outer if isinstance(outer, dict) else inner).get("rope_theta") or reader.value("swa_rope_theta") or 50_000.0)
     reader.skip("rope_theta", "swa_rope_theta", "rope_scaling")
     if SLIDING in kinds and other != base:
-        reader.warn("rope_parameters", dict(given), f"layers with a window turn by base {other:g}, and a spec has one; shapes are the same")
+        reader.warn(
+            "rope_parameters",
+            dict(given),
+            f"layers with a window have the rotary base {other:g}, but a spec has one base; shapes are the same",
+        )
     return {"rope_theta": base}

@@ -49,7 +49,7 @@ def side_by_side(layers: int) -> dict[str, Any]:
 
 
 def minicpm_factors(reader: ConfigReader, hidden_size: int, layers: int) -> tuple[dict[str, float], dict[str, float]]:
-    """MiniCPM's factors: keys of `model` for the embeddings and for what the head reads, and of a block for what it adds."""
+    """MiniCPM's factors: keys of `model` for the embeddings and the head's input, and of a block for its output."""
     depth, base = reader.factor("scale_depth"), reader.factor("dim_model_base")
     model = {"embedding_multiplier": reader.number("scale_emb")} | ({} if base is None else {"logits_multiplier": base / hidden_size})
     return model, {} if depth is None else {"output_multiplier": depth / layers**0.5}
@@ -58,12 +58,12 @@ def minicpm_factors(reader: ConfigReader, hidden_size: int, layers: int) -> tupl
 def untied(reader: ConfigReader, model: dict[str, Any]) -> dict[str, Any]:
     """Keys of a class that never ties the head, whatever the config says."""
     if model["tie_embeddings"]:
-        reader.warn("tie_word_embeddings", True, "the class never ties the head, so neither does the spec")
+        reader.warn("tie_word_embeddings", True, "the class never ties the head, and the spec follows it")
     return model | {"tie_embeddings": False}
 
 
 def activation(reader: ConfigReader, key: str = "hidden_act", *, gated: bool = True, known: Mapping[str, str] | None = None) -> str:
-    """The MLP's activation, one of `known`, or of those of experts: with three matrices if it is gated, else with two."""
+    """The activation of the MLP or experts, one of `known`: three matrices if gated, else two."""
     known = (GATED_ACTIVATIONS if gated else PLAIN_ACTIVATIONS) if known is None else known
     value = reader.text(key)
     if value not in known and (reader.has(key) or value):
@@ -193,7 +193,7 @@ def lettered(reader: ConfigReader, key: str, names: Sequence[Any], letters: dict
     """The letters for a list of names of layers."""
     for index, name in enumerate(names):
         if not isinstance(name, str) or name not in letters:
-            reader.cannot(key, name, f"layer {index} is none of {', '.join(letters)}", next(iter(letters)))
+            reader.cannot(key, name, f"layer {index} is not one of {', '.join(letters)}", next(iter(letters)))
             break
     return "".join(letters.get(str(name), "D") for name in names)
 

@@ -20,7 +20,7 @@ from megaplan.spec.document import Document, parse_document
 from megaplan.spec.read import read_text
 
 MARK = re.compile(r"^modules:\s*(?:#.*)?\n(?:.*\n)*?\s+framework:", re.MULTILINE)
-"""Text of a configuration, before it is parsed."""
+"""Unparsed text of a configuration."""
 _INTERPOLATED = re.compile(r"\$\{([\w.]+)(?::([^}]*))?\}")
 _TREE = Path("primus/configs")
 """Folder of the files that Primus's own files name, in its repository."""
@@ -36,7 +36,7 @@ class Module(NamedTuple):
     Attributes:
         name: Key of `modules`.
         model: The file of its model.
-        values: Values of the files that it names, and those that it overrides.
+        values: Values of the files that it names, with its overrides.
         own: Keys that it overrides.
         section: Dotted key of those.
     """
@@ -49,7 +49,7 @@ class Module(NamedTuple):
 
 
 def modules_of(document: Any) -> dict[str, Mapping[str, Any]]:
-    """Modules with a framework, by name; none of a file that is not Primus's."""
+    """Modules with a framework, by name; empty for a file that is not Primus's."""
     held = document.get("modules") if isinstance(document, dict) else None
     parts = held.items() if isinstance(held, dict) else ()
     return {str(key): part for key, part in parts if isinstance(part, dict) and "framework" in part}
@@ -117,13 +117,13 @@ def _found(file: Path, name: str, at: Location, model: str) -> Path:
 
 
 def _over(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of one mapping over those of another, section by section."""
+    """A mapping with values overridden by another, section by section."""
     both = {key: _over(below[key], value) for key, value in above.items() if isinstance(value, dict) and isinstance(below.get(key), dict)}
     return {**below, **above, **both}
 
 
 def _of_file(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Values of a file over those of the files that it extends."""
+    """Values of a file, overriding those of the files that it extends."""
     if path in above or len(above) > _MOST_FILES or not os.path.isfile(path):
         return {}
     held = parse_document(read_text(str(path)), str(path)).value

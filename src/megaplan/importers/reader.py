@@ -23,8 +23,8 @@ _MAX_SHOWN = 80
 class ConfigReader:
     """A config while it is read.
 
-    A getter returns the field's value; if the field is missing or wrong it records that and returns a value of the requested type. That
-    value is never used, because `finish_reading` raises before anything is derived from it.
+    A getter returns the field's value; if the field is missing or wrong it records that and returns a value of the requested type. The
+    dummy is never used, because `finish_reading` raises before anything is derived from it.
 
     Args:
         config: The config's fields.
@@ -197,7 +197,7 @@ class ConfigReader:
         self.stop_if_wrong()
 
     def finish_counting(self) -> None:
-        """Refuses fields that name a tensor and that neither the structure nor the class reads, then stops if anything is wrong.
+        """Refuses fields that name a tensor but are read by neither the structure nor the class, then stops if there are errors.
 
         Raises:
             MegaplanError: Everything found so far.
@@ -279,14 +279,14 @@ class ConfigReader:
         self._refuse_unknown(name, value)
 
     def _refuse_unknown(self, name: str, value: Any) -> None:
-        detail = f"{name} = {_shown(value)}: no field of {self.family} that the import knows, so what it changes is not known"
+        detail = f"{name} = {_shown(value)}: no field of {self.family} that the import knows, so its effect is unknown"
         hint = f'remove "{name}" from a copy of the config if it changes no tensor'
         if name in class_facts(self.other).fields:
             hint = f'write "model_type": "{self.other}" in a copy of the config: its class is in architectures, and reads {name}'
         self._errors.append(diagnostic("MP806", detail, self._source.locate(name), (hint,)))
 
     def _decides(self, key: str, value: Any) -> bool:
-        """True if an unknown field decides the number or size of tensors by its name, and differs from what the class builds."""
+        """True if an unknown field's name says that it decides the number or size of tensors, and its value differs from the class's."""
         heads, hidden = self.value("num_attention_heads"), self.value("hidden_size")
         if isinstance(value, bool) or not isinstance(value, int) or value < 2:
             return False
@@ -313,7 +313,7 @@ class ConfigReader:
         return _MISSING
 
     def _missing(self, key: str, like: str) -> None:
-        detail = f"{self.family} has no field {key}, which decides what is built"
+        detail = f"{self.family} has no field {key}, which decides the structure"
         if self.facts.fields.get(key) is not None:
             like = _shown(self.facts.fields[key])
         hint = f'add "{key}", as in "{key}": {like}, with the released model\'s value'

@@ -1,4 +1,4 @@
-"""The architectures that can be imported, by `model_type`. A new one is an entry here, and a function next to similar ones."""
+"""The architectures that can be imported, by `model_type`. A new model type needs an entry here, and a function next to similar ones."""
 
 from __future__ import annotations
 
@@ -205,14 +205,14 @@ OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "telechat3": decoders.llama,
     "transformer": repository_linear.transformer,
 }
-"""Imports of model types whose class comes with the published weights."""
+"""Imports of model types whose class is published with the weights."""
 
 IMPORTS = ARCHITECTURES | OF_REPOSITORIES
 """All of them."""
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "arctic": ("parallel_attn_mlp_res", "experts read the stream before attention, and what they make is added behind a dense MLP"),
-    "bailing_moe_linear": ("group_norm_size", "lightning attention norms queries and keys, and what heads make in groups"),
+    "arctic": ("parallel_attn_mlp_res", "experts read the stream before attention, and their output is added after a dense MLP"),
+    "bailing_moe_linear": ("group_norm_size", "lightning attention norms queries, keys, and groups of heads' outputs"),
     "blt": ("patcher_config", "bytes are cut into patches by another model, and three stacks attend to each other (cross_attn_layers)"),
     "diffllama": ("lambda_std_dev", "scores are a difference of two"),
     "gemma3n": ("text_config", "embeddings by layer, several streams (altup), shared keys and values"),
@@ -220,17 +220,17 @@ REFUSED: dict[str, tuple[str, str]] = {
     "gemma4_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model, and a projection joins them"),
     "gemma4_unified_assistant": ("backbone_hidden_size", "its layers read the keys and values of another model"),
     "gla": ("use_gk", "gated linear attention decays by channels of keys and has no delta rule"),
-    "hrm_text": ("num_layers_per_stack", "two stacks run in turn several times, and norms have no weight"),
+    "hrm_text": ("num_layers_per_stack", "two stacks alternate several times, and norms have no weight"),
     "inkling2_loop_text": ("loop_num_passes", "layers run several times, and attend to the outputs of earlier ones"),
     "inkling2_text": ("n_layers_per_attn_res_block", "attention to outputs of earlier layers, and positions are relative logits (r_proj)"),
     "inkling_text": ("d_rel", "positions are relative logits (r_proj), and keys, values and blocks have short convolutions"),
     "jetmoe": ("kv_channels", "projections of queries and of attention's output are experts that tokens choose"),
     "kimi_k3": ("attention_residuals", "layers attend to the outputs of earlier ones (attention residuals)"),
     "ouro": ("total_ut_steps", "layers run several times, with an exit after each pass"),
-    "phi4flash": ("mb_per_layer", "half of the layers share keys, values and states of one, and scores are a difference of two"),
-    "plamo2": ("mamba_num_heads", "Mamba layers project step, B and C from inner values, and norm each of them"),
-    "qwen4_exp": ("text_config", "hyper-connections keep several streams, and layers have embeddings of their own"),
-    "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have embeddings of their own"),
+    "phi4flash": ("mb_per_layer", "half of the layers share one layer's keys, values and states, and attention has two softmaxes"),
+    "plamo2": ("mamba_num_heads", "Mamba layers project step, B and C from inner values and norm each of the three"),
+    "qwen4_exp": ("text_config", "hyper-connections keep several streams, and each layer has an embedding"),
+    "qwen4_exp_text": ("hc_count", "hyper-connections keep several streams, and layers have their own embeddings"),
     "recurrent_gemma": ("lru_width", "two blocks in three are RG-LRU recurrences (rg_lru, linear_x, linear_y, conv_1d)"),
     "rwkv": ("attention_hidden_size", "time mixing shifts tokens by learned factors, and a decay a channel has no state of keys"),
     "rwkv5": ("attention_hidden_size", "time mixing shifts tokens by learned factors and decays by a constant a channel"),

@@ -1,4 +1,4 @@
-"""Decoders whose class comes with the weights: bailing_moe and bailing_moe_v2 (Ling and Ring), deepseek, openelm, nemotron-nas."""
+"""Decoders whose class is published with the weights: bailing_moe and bailing_moe_v2 (Ling and Ring), deepseek, openelm, nemotron-nas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OTHER_FFN = ("replace_with_linear", "sparsify", "moe")
 
 
 def bailing_moe(reader: ConfigReader) -> dict[str, Any]:
-    """bailing_moe: softmax scores and a shared expert as wide as several routed ones; queries and keys are not normed."""
+    """bailing_moe: softmax scores and a shared expert of several routed experts' width; queries and keys are not normed."""
     reader.only("use_sliding_window", (False,), "the class's eager attention has no window")
     reader.skip("sliding_window", "max_window_layers")
     if reader.flag("norm_head"):
@@ -152,7 +152,7 @@ def _part(reader: ConfigReader, index: int, block: Any, key: str, other: Sequenc
 
 
 def _kv_heads(reader: ConfigReader, index: int, attention: Mapping[str, Any], heads_of_queries: int) -> int:
-    """Key heads of a layer: stated, or those of groups of so many query heads."""
+    """Key heads of a layer: stated, or from the number of query heads per group."""
     stated, size = attention.get("num_key_value_heads"), attention.get("n_heads_in_group")
     if isinstance(stated, int) and stated > 0:
         return stated
@@ -174,7 +174,7 @@ def _width(reader: ConfigReader, index: int, feed: Mapping[str, Any], hidden_siz
 
 
 def _listed(key: str, name: str, values: Mapping[int, int], usual: int | None) -> dict[str, Any]:
-    """Values of layers that are not the usual one, as a key of a section."""
+    """Values of layers that differ from the section's default, as a key of the section."""
     own = [value for value in dict.fromkeys(values.values()) if value != usual]
     found = [{"layers": [layer for layer, one in values.items() if one == value], name: value} for value in own]
     return {key: found} if found else {}

@@ -1,4 +1,4 @@
-"""Defaults of classes that come with published weights and that transformers does not have.
+"""Defaults of classes that are published with weights and not in transformers.
 
 Sources: `configuration_bailing_moe.py` of inclusionAI/Ling, `configuration_bailing_moe_v2.py` of inclusionAI/Ling-V2, and
 `configuration_decilm.py` of the Llama-Nemotron models, which extends Llama's class; `configuration_*.py` next to the weights of
@@ -24,7 +24,7 @@ class RepositoryClass(NamedTuple):
         name: Class with a head over the vocabulary.
         fields: Fields with their defaults.
         extends: Model type whose fields it has, too; empty for none.
-        renamed: Fields of that type under names of its own.
+        renamed: Fields of that type that have other names here.
     """
 
     name: str
@@ -88,7 +88,7 @@ _MINIMAX: tuple[dict[str, str], dict[str, Any]] = (
     },
     {"attn_type_list": None, "rotary_dim": None, "shared_intermediate_size": 0},
 )
-"""Other names of minimax's fields, and fields of its own, before transformers had the class."""
+"""Other names of minimax's fields, and further fields, before transformers had the class."""
 _REFINED = {"n_head": "num_attention_heads", "n_layer": "num_hidden_layers", "n_head_kv": "num_kv_heads"}
 _EPOCH = {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor", "num_heads": "num_attention_heads"}
 """Names of the fields of falcon and stablelm before transformers had the classes."""

@@ -1,4 +1,4 @@
-"""Dense decoders whose class comes with the published weights: internlm, internlm2, baichuan, llada, minicpm, orion, qwen, chatglm."""
+"""Dense decoders whose class is published with the weights: internlm, internlm2, baichuan, llada, minicpm, orion, qwen, chatglm."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _LLADA_OTHER = (
 
 
 def minicpm(reader: ConfigReader) -> dict[str, Any]:
-    """minicpm: llama whose embeddings, what a block adds, and what the head reads have a factor each; experts in every layer, or none."""
+    """minicpm: llama with a factor each for embeddings, a block's output and the head's input; experts in every layer, or none."""
     if reader.value("sparse_config"):
         reader.warn("sparse_config", "given", "blocks of keys are chosen in the original; every key is counted")
     reader.skip("sparse_config", "mup_denominator")
@@ -109,7 +109,7 @@ def qwen(reader: ConfigReader) -> dict[str, Any]:
 def chatglm(reader: ConfigReader) -> dict[str, Any]:
     """chatglm, from its second version on: keys and values of groups, biases on queries, keys and values, half of each head rotated."""
     if reader.value("position_encoding_2d") is not None or reader.value("inner_hidden_size") is not None:
-        reader.refuse("model_type", "chatglm", "the first ChatGLM rotates by two positions and normalizes what blocks read of the stream")
+        reader.refuse("model_type", "chatglm", "the first ChatGLM rotates by two positions and adds the normed input to a block's output")
     if reader.flag("apply_residual_connection_post_layernorm") or not reader.flag("post_layer_norm"):
         reader.refuse("post_layer_norm", reader.value("post_layer_norm"), "the last norm, and norms before blocks, are always there")
     hidden, layers, heads = reader.whole("hidden_size"), reader.layers(2, "num_layers"), reader.whole("num_attention_heads")
@@ -137,7 +137,7 @@ def chatglm(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _keys(reader: ConfigReader, hidden: int, vocabulary: str, eps: str) -> dict[str, Any]:
-    """Keys of `model` of classes with names of their own."""
+    """Keys of `model` of classes with their own names."""
     even_head_dim(reader, hidden, reader.whole("num_attention_heads"), None)
     return {
         "hidden_size": hidden,

@@ -20,7 +20,7 @@ _ATTENTION = {"layers", "num_heads", "num_kv_heads", "qkv_bias", "window_size", 
 
 
 def transformer(reader: ConfigReader) -> dict[str, Any]:
-    """transformer: llama with a norm of queries and keys, biases of them and of values, and a window, by their fields."""
+    """transformer: llama with a norm of queries and keys, biases of these and of values, and a window, each by its field."""
     model, dense = _ends(reader)
     reader.only("elementwise_affine", (True, None), "norms have no weight")
     given = {name: reader.value(name) for name in ("num_heads", "num_kv_heads", "qkv_bias", "window_size", "rope_theta")}
@@ -61,7 +61,7 @@ def gated_deltanet(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _ends(reader: ConfigReader) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keys of `model`, and the MLP, whose width follows from a ratio where it is not stated."""
+    """Keys of `model`, and the MLP, whose width follows from a ratio if it is not stated."""
     reader.skip(*_OF_KERNELS)
     reader.only("attnres_block_size", (None,), "layers attend to the outputs of earlier ones")
     model = common(reader, "norm_eps")

@@ -11,7 +11,7 @@ from megaplan.importers.reader import ConfigReader
 
 LOCAL_BASE = 10_000.0
 """Base of layers with a window in Gemma 3, if the config does not say."""
-_OTHER = "rotary angles are scaled by a rule that a spec does not have, and megarun turns by the base alone; shapes are the same"
+_OTHER = "rotary angles are scaled by a rule that a spec does not have, and megarun rotates by the base alone; shapes are the same"
 _PLAIN = ("default", "mrope", None)
 """`rope_type` of unscaled angles; in `mrope` a text token has one position in all sections."""
 
@@ -23,7 +23,7 @@ def rope(reader: ConfigReader, head_dim: int, *, partial: float = 1.0, by_window
         reader: Reader of the config.
         head_dim: Width of a head.
         partial: Rotated share of a head, if the config does not say.
-        by_window: True if layers with a window have a base of their own (`window_base`).
+        by_window: True if layers with a window have their own base (`window_base`).
     """
     inside = _rope_mapping(reader, by_window=by_window)
     given = reader.value("rope_parameters")
@@ -62,7 +62,7 @@ def window_base(reader: ConfigReader) -> float:
 
 
 def rope_by_kind(reader: ConfigReader, kinds: Sequence[str]) -> dict[str, Any]:
-    """`nope_layers` of kinds of layers whose rotary parameters are null, and the base of layers with a window, if it is another one."""
+    """`nope_layers` of the layer types whose rotary parameters are null, and the base of layers with a window, if it differs."""
     given = reader.mapping("rope_parameters")
     straight = [2 * layer for layer, kind in enumerate(kinds) if kind in given and given[kind] is None]
     inner, outer = (given[kind].get("rope_theta") if isinstance(given.get(kind), dict) else None for kind in (FULL, SLIDING))
@@ -139,7 +139,7 @@ def rotary_width(head_dim: int, share: Any) -> int:
 
 
 def _rope_mapping(reader: ConfigReader, *, by_window: bool = False) -> Mapping[str, Any]:
-    """The rotary parameters; those of layers without a window if there are several, `by_window` if a spec has the others too."""
+    """The rotary parameters; if there are several, those of layers without a window; with `by_window` also the others."""
     found: dict[str, Any] = {}
     for key in ("rope_parameters", "rope_scaling"):
         if not reader.has(key):
@@ -149,7 +149,7 @@ def _rope_mapping(reader: ConfigReader, *, by_window: bool = False) -> Mapping[s
         if by_layer:
             whole = by_layer.get(FULL, next(iter(by_layer.values())))
             if not by_window and any(one.get("rope_theta") != whole.get("rope_theta") for one in by_layer.values()):
-                reader.warn(key, inside, "layers turn by different bases, and a spec has one; shapes are the same")
+                reader.warn(key, inside, "layers have different rotary bases, but a spec has one; shapes are the same")
             inside = whole
         found |= inside
     return found

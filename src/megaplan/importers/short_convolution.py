@@ -46,7 +46,7 @@ def lfm2_moe(reader: ConfigReader) -> dict[str, Any]:
 
 
 def lfm3(reader: ConfigReader) -> dict[str, Any]:
-    """lfm3: windows of every fourth layer, with a base of their own; gates of one value a head, norms before and after each block."""
+    """lfm3: windows of every fourth layer, with their own base; gates of one value a head, norms before and after each block."""
     layers = reader.layers(2)
     model = common(reader, "norm_eps") | ({"norm_placement": "both"} if reader.flag("use_sandwich_norm") else {})
     kinds = layer_kinds(reader, [FULL if layer % 4 == 2 else CONV if layer % 4 or not layer else SLIDING for layer in range(layers)])
@@ -81,7 +81,7 @@ def _decoder(reader: ConfigReader, derived: Sequence[str], feeds: str, sections:
 
 
 def _adjusted(reader: ConfigReader) -> int:
-    """The MLP's width: as given, or two thirds of it times a factor, rounded up to a multiple."""
+    """The MLP's width: as given, or two thirds of the given width times a factor, rounded up to a multiple."""
     key = "block_ff_dim" if reader.has("block_ff_dim") else "intermediate_size"
     reader.skip("intermediate_size")
     width, multiple = reader.whole(key), reader.whole("block_multiple_of")

@@ -1,4 +1,4 @@
-"""Encoders of sound, and of dots3_note, Gemma 4 and Phi-4: counts of parameters, since a spec states none of them."""
+"""Encoders of sound, and of dots3_note, Gemma 4 and Phi-4: only parameter counts, since a spec cannot state them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def omni_audio(reader: ConfigReader) -> Found:
 
 
 def frames(_reader: ConfigReader) -> Found:
-    """gemma4_unified_audio: frames of sound as they are."""
+    """gemma4_unified_audio: unencoded frames of sound."""
     return Found(0)
 
 
@@ -72,7 +72,7 @@ def whisper(reader: ConfigReader) -> Found:
 
 
 def phi4_vision(reader: ConfigReader) -> Found:
-    """phi4_multimodal_vision: siglip with its head, whose features are those of an earlier layer."""
+    """phi4_multimodal_vision: siglip with its head; the features come from an earlier layer."""
     found = siglip(reader)
     return found._replace(why="features of a layer before the last")
 

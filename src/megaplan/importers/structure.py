@@ -58,8 +58,8 @@ class Policy:
     """The policy for arguments that the importer does not know.
 
     Attributes:
-        strict: True if each is an error; otherwise only those whose name says that they decide a tensor.
-        ignored: Names of arguments to leave out; those of Megatron have underscores for dashes.
+        strict: True if each is an error; otherwise only names that decide a tensor are.
+        ignored: Names of arguments to omit; names of Megatron have underscores instead of dashes.
     """
 
     strict: bool = False

@@ -72,10 +72,10 @@ NOT_CARRIED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "num_mtp_layers"), ((0, None), _PREDICTION)),
     **dict.fromkeys(
-        ("use_bidirectional_attention",), ((False, None, "vision"), "tokens see those after them, and the core is counted causal")
+        ("use_bidirectional_attention",), ((False, None, "vision"), "tokens attend to later tokens, but the core is counted as causal")
     ),
     "clip_qkv": ((None,), "queries, keys and values are clamped; shapes are the same"),
-    "mamba_norm_before_gate": ((True, False, None), "the gate comes after the norm in the original; shapes are the same"),
+    "mamba_norm_before_gate": ((True, False, None), "the original applies the gate after the norm; shapes are the same"),
     "routed_scaling_factor": ((1, 1.0, None), _SCALE),
     "topk_method": (("greedy", None), f"{_ROUTING}; a correction bias of the experts is a buffer and no parameter"),
     "scoring_func": (("softmax", None), _ROUTING),
@@ -83,7 +83,7 @@ NOT_CARRIED: dict[str, tuple[tuple[Any, ...], str]] = {
     "topk_group": ((1, None), _ROUTING),
     **dict.fromkeys(("router_jitter_noise", "input_jitter_noise"), ((0, 0.0, None), _ROUTING)),
     "residual_in_fp32": ((False,), "the residual stream is fp32 in the original; here its dtype is precision.params"),
-    "norm_before_gate": ((False, None), "the gate comes after the norm in the original; shapes are the same"),
+    "norm_before_gate": ((False, None), "the original applies the gate after the norm; shapes are the same"),
 }
 """Fields that change only values: their neutral values, and the warning for any other."""
 

@@ -53,7 +53,7 @@ def _gemma3(parts: Parts) -> Found:
 
 
 def _merger(parts: Parts, *made: int, norm: str = "layernorm", width: str = "hidden_size", more: int = 0) -> Found:
-    """A norm over patches, and two linears from joined ones; a third where two widths are made."""
+    """A norm over patches, and two linears from concatenated patches; a third linear for two widths."""
     joined, size = merged(parts.vision), parts.vision.whole(width)
     return _stated(size * joined, size * joined, *made, norm=norm, joined_patches=joined, more=more)
 
@@ -75,7 +75,7 @@ def _qwen3_5(parts: Parts) -> Found:
 
 
 def _qwen3(parts: Parts) -> Found:
-    """The merger, and those of DeepStack, which read earlier layers and are counted."""
+    """The merger, and DeepStack's mergers, which read earlier layers and are only counted."""
     wide = parts.vision.whole("hidden_size") * merged(parts.vision)
     deep = layer_norm(wide) + mlp(wide, wide, parts.vision.whole("out_hidden_size"))
     return _merger(parts, parts.vision.whole("out_hidden_size"), more=count(parts.vision, "deepstack_visual_indexes") * deep)
@@ -102,7 +102,7 @@ def _joined_pixels(parts: Parts) -> Found:
 
 
 def _features(parts: Parts) -> tuple[int, str]:
-    """Layers whose outputs are read side by side, and why a spec cannot state more than one."""
+    """Layers whose outputs are concatenated, and why a spec cannot state more than one."""
     features = parts.whole.value("vision_feature_layer")
     parts.whole.skip("vision_feature_layer")
     number = len(features) if isinstance(features, list) else 1
@@ -155,7 +155,7 @@ def _kimi(parts: Parts) -> Found:
     width, size = parts.vision.whole("hidden_size"), parts.whole.whole("projection_hidden_size")
     wide = width * rows * columns
     if size != width:
-        return Found(layer_norm(size) + mlp(wide, wide, parts.hidden), why="a norm of another width than the encoder's")
+        return Found(layer_norm(size) + mlp(wide, wide, parts.hidden), why="a norm whose width is not the encoder's")
     return _stated(wide, wide, parts.hidden, norm="layernorm", joined_patches=rows * columns)
 
 
@@ -211,7 +211,7 @@ def _moss(parts: Parts) -> Found:
 
 
 def _phi4(parts: Parts) -> Found:
-    """Two linears from the encoder of images, with two rows that part its crops, and twice two from that of sound."""
+    """Two linears from the image encoder, with two rows that separate its crops, and two pairs of linears from the sound encoder."""
     image, sound = (parts.encoders[name].whole("hidden_size") for name in ("vision", "audio"))
     rate = parts.encoders["audio"].whole("downsample_rate")
     sounds = 2 * mlp(sound * rate, parts.hidden, parts.hidden)
@@ -274,13 +274,13 @@ MULTIMODAL: dict[str, Structure] = {
 
 
 FLAT = {"phi4_multimodal": PartFacts("phi3", fixed=True, optional=False, init={})}
-"""Text models of types whose own fields are the text model's."""
+"""Text models of types whose top-level fields are the text model's."""
 OWN_HEAD = frozenset({"llama4"})
 """Types whose text model has the head, so that its own `tie_word_embeddings` counts."""
 
 
 def split_text(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any], SourceMap]:
-    """The text model of a multimodal config as a config of its own, with the positions of its fields.
+    """The text model of a multimodal config as a separate config, with the positions of its fields.
 
     Fields that are flat, as earlier releases wrote them, are the text model's if none is nested.
     """
@@ -311,7 +311,7 @@ def split_text(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any
 
 
 def _flat(config: Mapping[str, Any], facts: ClassFacts, known: Mapping[str, Any]) -> dict[str, Any]:
-    """The text model's fields among those of a config that nests none, with the class's defaults where it never nests them."""
+    """The text model's fields of a config without a nested one, with the class's defaults if its type never nests them."""
     of_whole = {key for key in facts.fields if key not in known} | set(facts.parts) | {"architectures", "auto_map"}
     inner = {key: value for key, value in config.items() if key not in of_whole and key != "model_type"}
     own = facts.fields.items() if config["model_type"] in FLAT else ()
@@ -345,7 +345,7 @@ def towers_of(config: Mapping[str, Any], source: SourceMap, hidden: int) -> tupl
         kind = part.type if part.fixed or not isinstance(own, str) or own == family else own
         if kind not in EVERY_ENCODER:
             what = f"{key}.model_type = {kind}: the tensors of this encoder are not known"
-            hint = "--set model.towers=null cannot repair it; write the text model's fields as a config of their own"
+            hint = "--set model.towers=null cannot repair it; write the text model's fields as a separate config"
             errors.append(diagnostic("MP805", what, source.locate(key), (hint,)))
             continue
         readers[name] = ConfigReader(fields, inside(source, key), kind, class_facts(kind))
@@ -383,7 +383,7 @@ def _written(found: Mapping[str, Found], hidden: int) -> tuple[dict[str, Any], s
         if projection.widths[-1] != hidden or projection.widths[0] != encoder.hidden_size * projection.joined_patches:
             why = f"a projection of widths {', '.join(map(str, projection.widths))} between {encoder.hidden_size} and {hidden}"
         elif not patches or (encoder.rotary and encoder.head_dim % 2):
-            why = f"{encoder.patches:,} patches with heads of {encoder.head_dim}, where a token takes {step}"
+            why = f"{encoder.patches:,} patches with heads of {encoder.head_dim}, but a token takes {step}"
         else:
             sections = {"vision": {"encoder": _placed(stated | {"patches": patches}, projection)}}
             sections["projector"] = {"projection": dict(projector.stated)}

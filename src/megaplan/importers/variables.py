@@ -17,7 +17,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^}$]*))?\}|\$([A-Za-z_]\w*)")
 
 
 def variables(text: str) -> dict[str, str]:
-    """Values of the variables that a text assigns, each with those above it; the first of several values of one is kept."""
+    """Values of the variables that a text assigns, with earlier ones substituted; of several values the first is kept."""
     found = {match[1]: match[2] for match in reversed(list(_DEFAULTED.finditer(text)))}
     for match in _ASSIGNED.finditer(text):
         value = match[2]

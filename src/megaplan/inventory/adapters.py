@@ -1,8 +1,8 @@
 """Parameters of a block under `lora`: its own are frozen, and every adapted linear gets A [rank, in] and B [out, rank].
 
 TP shards an adapter as it shards the linear. For a column-parallel linear every rank has A and the rows of B that belong to its rows; for a
-row-parallel one the columns of A that belong to its columns, and B. If a rank has a whole adapter of a sharded linear, its gradient
-is a part of the sum over TP, like that of every replicated tensor.
+row-parallel one the columns of A that belong to its columns, and B. If a rank has an unsharded adapter of a sharded linear, its gradient is
+a partial sum over TP, as for every replicated tensor.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def head_layer_tensors(layer: HeadLayer, hidden_size: int, kind: StreamNorm, log
 
 
 def final_norm_block(model: Model, layer: tuple[ParamTensor, ...] = ()) -> Block:
-    """The norm before the head, the sum of streams or of earlier values that it reads, and the layer after it."""
+    """The norm before the head, the sum of streams or of earlier values that the norm reads, and the layer after the norm."""
     hidden = model.hidden_size
     read = () if model.streams is None else last_tensors(model.streams, hidden)
     read = read if model.attention_residuals is None else depth_tensors(hidden)

@@ -22,7 +22,8 @@ class SideEmbedding(NamedTuple):
     """Owner and source of a side-channel embedding (R-18).
 
     Attributes:
-        home: Stage that holds its parameters and adds it to the residual stream; `Inventory.ahead` names those that the last holds too.
+        home: Stage that holds its parameters and adds it to the residual stream; `Inventory.ahead` names the blocks that the last stage
+            holds too.
         maker: Source of the ids that it looks up.
         checkpoint: Contents in a checkpoint.
     """
@@ -34,7 +35,7 @@ class SideEmbedding(NamedTuple):
 
 _PARAMETERS = "its parameters, once; ids are made again for every batch"
 SIDE_EMBEDDINGS: dict[Outside, SideEmbedding] = {
-    Outside.NGRAM: SideEmbedding("first", "the home stage, by hashing the batch's token ids and those before them", _PARAMETERS),
+    Outside.NGRAM: SideEmbedding("first", "the home stage, by hashing the batch's token ids and the preceding ones", _PARAMETERS),
     Outside.STRUCTURE: SideEmbedding("first", "the token file, one class a token; the batch carries it to the home stage", _PARAMETERS),
     Outside.LAYER_EMBEDDINGS: SideEmbedding("first", "the home stage, from the batch's token ids", _PARAMETERS),
     Outside.PLATFORM: SideEmbedding(

@@ -12,7 +12,7 @@ from megaplan.tuples import new
 REPLICATED, TENSOR_PARALLEL = Owner.REPLICATED, Owner.TENSOR_PARALLEL
 MATRIX, OTHER = Group.MATRIX, Group.OTHER
 NORMAL, NORMAL_OUT, ONES = Init.NORMAL, Init.NORMAL_OUT, Init.ONES
-"""The members by name: a lookup on the class costs Python 3.11 as much as making the tensor."""
+"""The members by name: in Python 3.11 a lookup on the class costs as much as making the tensor."""
 
 
 def norm(name: str, width: int) -> ParamTensor:
@@ -21,7 +21,7 @@ def norm(name: str, width: int) -> ParamTensor:
 
 
 def replicated(name: str, shape: tuple[int, ...], group: Group, init: Init = NORMAL, num_matrices: int = 1) -> ParamTensor:
-    """A tensor that every tensor-parallel and expert-parallel rank has whole."""
+    """A tensor that is replicated on all tensor-parallel and expert-parallel ranks."""
     return new(ParamTensor, (name, shape, REPLICATED, group, init, None, (), num_matrices))
 
 

@@ -73,7 +73,7 @@ class ParamTensor(NamedTuple):
         owner: Model axes that may shard it.
         group: Optimizer group.
         init: Fill rule.
-        tp_dim: Tensor dim that TP shards (ETP for an expert bank), None if neither does.
+        tp_dim: Tensor dim that TP shards (ETP for an expert bank), None if it is not sharded.
         tp_parts: Sizes along `tp_dim` that shard separately, in order (Mamba's fused in_proj); empty for one part.
         num_matrices: Matrices that Muon orthogonalises separately: dim 0 of a bank, or equal groups of a projection's rows (kv heads).
     """
@@ -118,7 +118,7 @@ class ParamTensor(NamedTuple):
         return rows_of_bank(part) if self.owner is Owner.EXPERT_PARALLEL else part
 
     def cut_dim(self, tp: int, etp: int) -> int | None:
-        """The dim along which TP or ETP shards the tensor's matrices themselves; None if every rank has whole ones (head groups)."""
+        """The dim along which TP or ETP shards the tensor's matrices themselves; None if matrices are not sharded (head groups)."""
         if self.owner is Owner.EXPERT_PARALLEL:
             return None if etp == 1 or self.tp_dim is None else self.tp_dim - 1  # after the stack of experts
         if tp == 1 or self.owner is not Owner.TENSOR_PARALLEL:
@@ -127,7 +127,7 @@ class ParamTensor(NamedTuple):
         return None if whole_groups else self.tp_dim
 
     def local_matrices(self, tp: int, ep: int) -> int:
-        """Matrices of a rank, in part or whole: its own experts of a bank, its own groups of heads, else all."""
+        """Number of a rank's matrices, sharded or not: its experts of a bank, its groups of heads, else all."""
         if self.owner is Owner.EXPERT_PARALLEL:
             return self.num_matrices // ep
         if self.owner is Owner.TENSOR_PARALLEL and self.cut_dim(tp, 1) is None:
@@ -152,7 +152,7 @@ class Block(NamedTuple):
         tensors: Tensors in the order of `docs/concepts/architecture.md`.
         variant: `Family.variant` of a layer; for a prediction depth the names and letters of its blocks; else None outside the layers.
         sizes: Unsharded elements of each tensor.
-        elements: Elements of the whole block.
+        elements: Elements of the block.
         trained: Name and unsharded elements of each tensor with a gradient.
         reads: The values that a layer reads under attention residuals (`DepthReads`); else None.
     """
@@ -261,14 +261,14 @@ class Inventory:
 
 
 ROUND_ELEMENTS = 2**25
-"""Elements of the matrices of a round on a rank: fewer launches for small matrices, and not much more scratch than one large one needs."""
+"""Elements of the matrices of a round on a rank: fewer launches for small matrices, with little more scratch than one large matrix."""
 
 
 class MatrixRound(NamedTuple):
     """Tensors that Muon updates together: equal in shape, and shared by the same ranks.
 
-    Each of the `degree` ranks has a share of the rows of every tensor, and orthogonalises some of the whole matrices. Ranks whose shares
-    are whole matrices exchange nothing: then `degree` is 1, and `num_matrices` those of a share.
+    Each of the `degree` ranks has a shard of the rows of every tensor, and orthogonalises some of the full matrices. If shards consist of
+    full matrices, nothing is exchanged: `degree` is 1, and `num_matrices` counts a shard's.
 
     Attributes:
         num_matrices: Matrices of a tensor, on all ranks that share it.

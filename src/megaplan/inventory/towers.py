@@ -1,6 +1,7 @@
 """Parameters of a multimodal model's encoder, of its projection into the stream of text, and of parts that are counted.
 
-A layer of the encoder is two blocks, of the attention and the dense family. Every rank has them whole, unless `mesh.towers` splits them.
+A layer of the encoder is two blocks, of the attention and the dense family. They are replicated on every rank, unless `mesh.towers` splits
+them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def encoder_blocks(encoder: Encoder) -> dict[str, EncoderBlock]:
 
 
 def by_part(names: Iterable[str]) -> list[str]:
-    """Names of blocks for a text: all those of an encoder are `vision`."""
+    """Names of blocks for a text; all blocks of an encoder are `vision`."""
     return list(dict.fromkeys("vision" if name.startswith("vision.") else name for name in names))
 
 
@@ -85,7 +86,7 @@ def stated_blocks(towers: Towers, *, split: bool = False) -> tuple[tuple[str, Bl
 
 
 def _kinds(encoder: Encoder, *, trained: bool = False, split: bool = False) -> dict[str, Block]:
-    """The kinds of blocks of an encoder: patches, norm, and those of a layer."""
+    """The kinds of blocks of an encoder: patches, norm, and the kinds of a layer."""
     path, width = ResidualPath(encoder.norm), encoder.hidden_size
     found: dict[str, Iterable[ParamTensor]] = {"patches": _patches(encoder), "norm": norm_tensors(encoder.norm, width, prefix="")}
     for name, each in encoder_blocks(encoder).items():

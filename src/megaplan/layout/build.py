@@ -55,7 +55,7 @@ def span_problems(spans: Spans, num_layers: int, pp: int, vpp: int, *, may_be_em
             found.append(("MP326", f"slot {slot} is empty: [{start}, {stop})"))
         if start != reached:
             what = f"layers [{reached}, {start}) are in no slot" if start > reached else f"layers [{start}, {reached}) are in two slots"
-            found.append(("MP325", f"slot {slot} starts at layer {start}, and the slot before stops at {reached}: {what}"))
+            found.append(("MP325", f"slot {slot} starts at layer {start}, but the slot before it stops at {reached}: {what}"))
         reached = stop
     if reached != num_layers:
         found.append(("MP325", f"the last slot stops at layer {reached}, and model.num_layers = {num_layers}"))

@@ -1,7 +1,7 @@
 """Shares of a device's peaks that products reach, from the user's own measured steps: one per dtype, with the model's share as prior.
 
-On a device whose products are known, in a combination of framework and launch that no row has, what is unknown is the whole step: a factor
-of it is fitted too, with a prior as wide as the interval of such steps.
+If the device's products are known but no fitted row has the combination of framework and launch, a factor of the whole step is fitted too,
+with a prior as wide as the interval of such steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Kernels that became faster after a device's steps were profiled: what their kinds take of the time that was measured.
+"""Kernels that became faster after a device's steps were profiled: the part of the measured time that their kinds take.
 
 A row names a kernel, the runs that it was profiled in, and the microseconds of its launches in one call before and after the change. A
-kind's factor is the time that all its kernels would take in these runs over the time that they took. Its basis is `measured` if the
-kernels were measured as they are; it is `modelled` if the row is of an experiment, or of another operation at its rate.
+kind's factor is the time that all its kernels would take in these runs over the time that they took. Its basis is `measured` if the present
+kernels were measured; it is `modelled` if the row comes from an experiment, or from another operation's rate.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Kernels of a profile are assigned to families by name, and the kinds of kernels in a family are counted for the run's
 spec. A kind's share is its counted floor over its measured time without launches. Over several runs it is the mean of the logarithms,
-weighted by the family's share of its step; if a family holds several kinds, the shares with the least squares. The host's two
-constants are those whose waits are nearest to the time of the steps beyond the device's busy time.
+weighted by the family's share of its step; if a family holds several kinds, the shares with the least squares. The host's two constants
+minimise the difference between modelled waits and the steps' time beyond the device's busy time.
 
 A run that was not profiled, or is of results that are held out, is in no constant. The step of each other run is also modelled without it;
-constants that no other run has stay. The interval is that of the errors of all these steps.
+constants that no other run has stay. The interval follows from the errors of all these steps.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def fit(rows: Sequence[FamilyRow], launch: float) -> Fit:
 
 
 def _shares(kinds: list[str], rows: list[FamilyRow], launch: float) -> dict[str, float]:
-    """Shares with the least weighted squares of logarithms; each varies in turn."""
+    """Shares with the least weighted squares of logarithms, by coordinate descent."""
     start = exp(_mean([log(sum(c.floor for c in row.counts.values()) / _busy(row, launch)) for row in rows], rows))
     found = dict.fromkeys(kinds, start)
     total = sum(row.weight for row in rows)

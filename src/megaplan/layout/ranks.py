@@ -52,7 +52,7 @@ class Layout(NamedTuple):
         return tuple([(slot.start, slot.stop) for slot in self.slots[: self.num_parts]])
 
     def bounds(self, slot: Slot) -> tuple[bool, bool]:
-        """True if the slot is the first of the model, or of a copy of it; and if it is the last."""
+        """True if the slot is the first of a copy of the model; and if it is the last."""
         return slot.index % self.num_parts == 0, (slot.index + 1) % self.num_parts == 0
 
     def of_rank(self, pp_rank: int) -> tuple[Slot, ...]:
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
         return self.by_rank()[pp_rank]
 
     def by_rank(self) -> tuple[tuple[Slot, ...], ...]:
-        """The slots of every pipeline rank, by chunk: in every placement a rank's later chunk is also later among the slots."""
+        """The slots of every pipeline rank, by chunk: in every placement a rank's chunks are in the order of the slots."""
         found: list[list[Slot]] = [[] for _ in range(self.pp)]
         for slot in self.slots:
             found[slot.pp_rank].append(slot)

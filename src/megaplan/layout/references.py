@@ -1,4 +1,4 @@
-"""Small specs whose counted operations identify measured constants: every kind of kernel occurs in one of them."""
+"""Small specs whose counted operations identify measured constants: together they contain every kind of kernel."""
 
 from __future__ import annotations
 

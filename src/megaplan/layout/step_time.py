@@ -71,13 +71,13 @@ def _reason(spec: Spec, timer: ReplayTimer) -> str | None:
     if dtype_of(spec) not in found.dtypes:
         return f"{', '.join(found.dtypes)} were measured"
     if any(getattr(section, key) not in (None, {}) for key in GIVEN):
-        return "the spec gives rates of its own"
+        return "the spec gives its own rates"
     if mode_of(spec) not in found.modes:
         return f"{' and '.join(found.modes)} steps were measured"
     kinds, known = timer.kinds_seen(spec), {*found.shares, *found.steps_ns}
     if kinds - known:
         return f"{_names(kinds - known)} not measured"
-    from megaplan.cost.kinds import changed_kinds  # noqa: PLC0415  (it counts specs of its own)
+    from megaplan.cost.kinds import changed_kinds  # noqa: PLC0415  (it counts reference specs)
 
     later = kinds & changed_kinds(spec.device.name)
     return f"{_names(later)} changed since measured" if later else None
@@ -96,7 +96,7 @@ class TurnTimes(NamedTuple):
     """Exchanges of experts' rows at which the microbatches of a pair take turns, in a step of a mean pipeline rank.
 
     Attributes:
-        seconds: Seconds of all of them.
+        seconds: Seconds of all these exchanges.
         hidden: Seconds in which the other microbatch of a pair computes.
     """
 
@@ -141,7 +141,7 @@ class PlannedTime(NamedTuple):
 
     @property
     def counts_launches(self) -> bool:
-        """True if the time has launches and copies as they were measured on the device."""
+        """True if the time includes launches and copies measured on the device."""
         return self.basis is Basis.MEASURED or self.unmeasured is not None
 
     @property
@@ -168,7 +168,7 @@ class PlannedTime(NamedTuple):
 
 
 def time_text(time: PlannedTime | str) -> str:
-    """The time in a line, or that there is none."""
+    """The time in a line, or the statement that there is none."""
     return "step not timed" if isinstance(time, str) else time.text
 
 

@@ -2,7 +2,7 @@
 
 Sizes follow from the formulas by which a step is timed: `megaplan.cost.transfers` for tensor, context, expert and pipeline groups, and
 `megaplan.cost.data` or, under a host with fitted constants, `megaplan.cost.step.data` for data ranks. They are evaluated with rates at
-which a byte takes a nanosecond. A ring sends (n − 1)/n of what is whole on every rank; rows go to every expert's rank evenly.
+which a byte takes a nanosecond. A ring sends (n − 1)/n of the full tensor; rows are distributed evenly over the expert ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from megaplan.inventory.tensors import Inventory
 
 FABRIC, NETWORK = "fabric", "network"
-"""Slowest link of a group: that of a node or of a domain of devices, or the adapters between them."""
+"""Slowest link of a group: inside a node or a domain of devices, or the adapters between them."""
 
 
 class AxisTraffic(NamedTuple):
@@ -97,7 +97,7 @@ def _row(spec: Spec, axis: str, what: str, group: RankGroup, rank_bytes: int, *,
 
 
 def _blocks(spec: Spec, inventory: Inventory) -> Iterator[tuple[Workload, Exchanges, str]]:
-    """Workload, exchanges and recompute policy of every block; those of prediction depths run nothing again."""
+    """Workload, exchanges and recompute policy of every block; prediction depths recompute nothing."""
     model = spec.model
     for index, block in enumerate(inventory.layers):
         family = FAMILIES[block.family]
@@ -161,7 +161,7 @@ def _of_data_ranks(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[A
     shards, replicas = RankGroup(mesh.dp_shard, stride), RankGroup(mesh.dp_replicate, mesh.dp_shard * stride)
     yield _row(spec, "pp", "gradients of the mirrored copy", mirrors_of(spec), once.mirrored)
     yield _row(spec, "dp", "largest magnitudes of operands", stage_ranks(spec), once.maxima)
-    if spec.sharding.copies:  # whole gradients of all data ranks are summed once
+    if spec.sharding.copies:  # unsharded gradients are summed over all data ranks once
         yield _row(spec, "dp", "gradients", RankGroup(mesh.data_ranks, stride), once.replicas)
         yield _row(spec, "cp", "gradients", RankGroup(mesh.cp, mesh.tp), once.context)
         return

@@ -19,7 +19,7 @@ PARTS = 10_000
 
 
 STEP = "m2rnn.forward"
-"""Name of the kind whose step time is the device's."""
+"""Name of the kind whose step is one of a recurrence."""
 
 
 class Counts(NamedTuple):
@@ -35,7 +35,7 @@ class Change(NamedTuple):
 
     Attributes:
         factor: Share of the profiled time that its kernels take now.
-        is_measured: True if its kernels were measured as they are.
+        is_measured: True if its present kernels were measured.
         sources: Measurements that give the factor.
     """
 
@@ -63,7 +63,7 @@ class Measured(NamedTuple):
         references: Specs whose operations have these counts.
         interval: Ratios of measured to modelled steps: a tenth is below the first, a tenth above the second.
         runs: Measured and modelled seconds of each run, and for fitted runs seconds modelled without the run.
-        changes: Kinds whose kernels changed since; shares and steps are those of today's kernels.
+        changes: Kinds whose kernels changed since; shares and steps are for today's kernels.
     """
 
     device: str

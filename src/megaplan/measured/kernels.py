@@ -108,7 +108,7 @@ def by_family(kernels: Iterable[tuple[str, int, float]]) -> dict[KernelFamily | 
 def seen_by_step(gpu: Mapping[str, Any]) -> dict[KernelFamily | None, Time]:
     """Milliseconds by which each family of a profiled step on one rank makes the step longer.
 
-    Kernels overlap only with copies in FSDP2's streams: the all-gather's and the reduce-scatter's on a mesh of one. The time by which all
+    Kernels overlap only with copies in FSDP2's streams: all-gathers and reduce-scatters on a mesh of one rank. The time by which all
     kernels exceed the device's busy time is therefore taken off the copies.
 
     Args:

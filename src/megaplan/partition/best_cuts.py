@@ -81,11 +81,11 @@ def _legal(cuts: list[int], num_positions: int) -> Iterator[tuple[int, ...]]:
 
 
 Used = tuple[int, int]
-"""Use so far: cuts moved against the baseline, and parts above the second-largest limit: none or one."""
+"""Use so far: cuts moved against the baseline, and parts above the second-largest limit: 0 or 1."""
 Table = dict[Used, Pairs]
 """Pairs before a part, by the use from there inward, both cuts of the pair included."""
 Stops = dict[Used, int]
-"""Stops before a part with a known start, as bits, by the use outside of it, without the pair's own cuts."""
+"""Possible stops before a part with a known start, as bits, by the cuts used outside, without the pair's own cuts."""
 
 
 def balance(
@@ -105,7 +105,7 @@ def balance(
         costs: Costs of layers and ends.
         num_slots: pp · vpp.
         constraints: Forbidden and pinned cuts, layers that stay together.
-        folded: True for V placement, where the two slots of a rank count together.
+        folded: True for V placement, in which the two slots of a rank count as one part.
         limits: Sums that the spans of each slot, or each rank of a V, must keep.
         baseline: num_slots − 1 cuts; ties are decided by the number of these cuts that a solution keeps.
         weights: Weights of earlier calls with the same layers and constraints.
@@ -147,7 +147,7 @@ class _TieBreak:
         """The one solution that satisfies all rules."""
         search, second = self._search, 0
         if search.num_parts > 1:
-            # The other parts share what the largest one leaves.
+            # The other parts share the rest of the cost after the largest one.
             low = max(0, -(-(search.total - self._value) // (search.num_parts - 1)))
             found = search.smallest(low, self._value, self._levels_out)
             assert found is not None, "a solution exists"
@@ -177,7 +177,7 @@ class _TieBreak:
         raise AssertionError("a solution moves at most every cut")
 
     def _slot_tables(self, second: int) -> list[tuple[list[int], list[int]]]:
-        """Tables before each slot, and at the centre: stops reached from outside with no slot above `second`, and with at most one.
+        """Tables before each slot, and at the centre: stops reachable from outside with no slot above `second`, and with at most one.
 
         Both are counted by the cuts that may move, including those of the stops.
         """
@@ -195,7 +195,7 @@ class _TieBreak:
         return tables
 
     def _slots_in_order(self, second: int) -> tuple[int, ...]:
-        """The smallest cut first, among those that are reached from outside with the remaining use."""
+        """Cuts in ascending order, of those reachable from outside with the remaining use."""
         search, tables, cuts = self._search, self._slot_tables(second), []
         at, moved, exceeding = 0, self._most_moved, 0
         for part in reversed(range(1, search.num_parts)):
@@ -230,7 +230,7 @@ class _TieBreak:
     def _tables(self, second: int, *, any_will_do: bool = False) -> list[Table]:
         """Tables before each rank of a V, and at the centre: pairs that the inner ranks can fill if at most one exceeds `second`.
 
-        Each pair has its smallest use. With `any_will_do`, pairs that use more than a whole solution are left out.
+        Each pair has its smallest use. With `any_will_do`, pairs that use more than a complete solution are omitted.
         """
         search, number = self._search, self._search.num_parts
         tables, found = ([Table() for _ in range(number + 1)] for _ in range(2))

@@ -35,7 +35,7 @@ MAX_WORK = 400_000
 """Positions of slots that all iterations examine: deep stacks get fewer iterations and a bound that is smaller but as valid."""
 PATH_TURNS = 200
 PACKED_PARTS = 1 << 12
-"""`packed` may be smaller than the best bound of its kind by this fraction of it."""
+"""`packed` may be below the best bound of its kind by this fraction."""
 SlotNumbers = tuple[RunCounts, ...]
 
 
@@ -58,8 +58,8 @@ class SlotSum(NamedTuple):
 def mean_bound(sums: Sequence[SlotSum], num_slots: int, num_layers: int, rules: Constraints) -> int:
     """A lower bound on the largest of several sums, over all cuts under the constraints.
 
-    A weighted mean of the sums is a sum over slots, whose minimum one pass over the slots finds. In each iteration the sum that is
-    largest for the last cuts gains weight one. All values are integers, so that the bound is the same everywhere.
+    A weighted mean of the sums is a sum over slots, whose minimum one pass over the slots finds. In each iteration the weight of the sum
+    that is largest for the last cuts grows by one. All values are integers, so that the bound is the same everywhere.
     """
     edges, pins = (0, *rules.allowed_cuts(num_layers), num_layers), frozenset(rules.pin)
     mixed, rest, best = [[0] * (num_layers + 1)] * num_slots, 0, None
@@ -86,7 +86,7 @@ def _shortest(weights: Sequence[Sequence[int]], edges: Sequence[int], pins: froz
     for at in weights:
         found: list[int | None] = []
         came_from: list[int] = []
-        least: tuple[int, int] | None = None  # sum of the slots up to a position, less the layers before it; and the position
+        least: tuple[int, int] | None = None  # sum of the slots up to a position minus the layers before it; and the position
         for position, edge in enumerate(edges):
             found.append(None if least is None else least[0] + at[edge])
             came_from.append(-1 if least is None else least[1])
@@ -109,7 +109,7 @@ class StepBound:
     """Bounds on one model's step under one schedule."""
 
     def __init__(self, slots: Sequence[ModelTimes], rules: Constraints, where: Placement, paths: Sequence[RankPath]) -> None:
-        """`slots` are the times of each slot's device; limits on spans take the least of them, means of paths each slot's own."""
+        """`slots` are the times of each slot's device; limits on spans use the smallest, means of paths each slot's own."""
         times = fastest(slots)
         self._rules, self._where, self._paths, self._p2p = rules, where, paths, times.boundary_ns
         self._num_slots, self._num_layers = len(paths[0].slots), len(times.layers)
@@ -139,8 +139,8 @@ class StepBound:
     def _sums(self) -> list[list[tuple[tuple[Weight, ...], int]]]:
         """Limits from the paths of each rank, or slot of a loop: weights of its spans, and the path's remaining time.
 
-        They are exact for one slot per rank and for a V; a slot of a loop is limited by the least time of the others and of the slots
-        between.
+        They are exact for one slot per rank and for a V; in a loop, a slot's limit follows from the least time of the other slots and of
+        those between.
         """
         chunks = self._num_slots // self._num_ranks
         sums: list[list[tuple[tuple[Weight, ...], int]]] = [[] for _ in range(self._num_ranks if self._where == "v" else self._num_slots)]
@@ -198,7 +198,7 @@ def mean_path(
 ) -> tuple[SlotNumbers, int]:
     """Counts of each part on each slot of a mean path of a schedule, and the divisor of their sum.
 
-    `paces` are what the model takes on the device of each slot, in any unit; they are equal if None. `turns`: pairs take turns.
+    `paces` are the model's times on the device of each slot, in any unit; None means equal. `turns`: pairs take turns.
     """
     paths = schedule_paths(kind, pp, vpp, count, turns=turns)
     sizes = [[pace * sum(numbers) for pace, numbers in zip(paces or (1,) * (pp * vpp), path.slots, strict=True)] for path in paths]
@@ -245,7 +245,7 @@ def _added(numbers: SlotNumbers, time: LayerTime) -> list[int]:
 def filled(total: int, pp: int, count: int) -> int:
     """Bound on the step of 1F1B and GPipe: T ≥ W / (1 − (1 − 1/m)^p), where W is the time of one microbatch on all p ranks.
 
-    A rank's m microbatches wait for the forwards of those before it, and the backwards of those follow: m · t_r + Σ_{s < r} t_s ≤ T. The
+    A rank's m microbatches come after the forwards of the ranks before it and before their backwards: m · t_r + Σ_{s < r} t_s ≤ T. The
     largest Σ t_r that this allows is T (1 − (1 − 1/m)^p).
     """
     whole, left = count**pp, (count - 1) ** pp
@@ -255,11 +255,11 @@ def filled(total: int, pp: int, count: int) -> int:
 def packed(at: Sequence[int], pp: int, count: int, hop: int = 0) -> int:
     """Bound on the step of 1F1B and GPipe for whole layers: each rank r has m · t_r + Σ_{s < r} (t_s + 2 · hop) ≤ T.
 
-    A rank whose layers begin at i takes them up to the furthest j with m · P_j − (m − 1) · P_i + 2 r · hop ≤ T. The further
-    one gets, the further the next one does, so T is long enough if ranks that each go as far as they can reach the end.
+    A rank whose layers begin at i takes them up to the furthest j with m · P_j − (m − 1) · P_i + 2 r · hop ≤ T. A longer span of one rank
+    lets the next end later, so T suffices if ranks with the longest possible spans reach the end.
 
     Args:
-        at: P, the nanoseconds of F, I and W of one microbatch before each possible cut, and of the whole model.
+        at: Nanoseconds P of F, I and W of one microbatch, summed over the layers before each possible cut and over the model.
         pp: Ranks.
         count: Microbatches m.
         hop: Time of a boundary tensor between two ranks.

@@ -1,4 +1,4 @@
-"""`choose_cuts`: the cuts in the mode that a spec asks for, their certificate and warnings.
+"""`choose_cuts`: the cuts by the spec's `split.mode`, their certificate and warnings.
 
 Choice of mode (R-21): `equal` if the model is homogeneous, `weighted` if families differ in cost, `manual` if topology or ownership
 matters more than cost.
@@ -46,8 +46,8 @@ def choose_cuts(
         measured: A costs file.
 
     Returns:
-        The cuts. Their certificate compares them with the best cuts under the same constraints, in every mode. Where no weighted
-        split fits the memory, the cuts that come closest, with the warning MP501.
+        The cuts. Their certificate compares them with the best cuts under the same constraints, in every mode. If no weighted split fits
+        the memory: the closest cuts, with the warning MP501.
 
     Raises:
         MegaplanError: The schedule cannot run on these degrees (MP310 … MP313, R-26), or the split section contradicts itself or leaves no
@@ -142,7 +142,7 @@ def _weighted_cuts(
         inventory: Parameter tensors of the spec.
         costs: Layer costs for objective bottleneck.
         measured: A costs file.
-        baseline: Cuts to keep where that is free.
+        baseline: Cuts to keep if equally good.
     """
     if objective_of(spec) == "step_time":
         from megaplan.partition.step import step_time_cuts  # noqa: PLC0415  (bottleneck needs no times)

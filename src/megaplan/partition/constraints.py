@@ -2,7 +2,7 @@
 
 A *routing region* is a maximal run of neighbouring E blocks, a *state region* one of neighbouring R blocks. A cut inside such a run warns;
 a cut at its end, or next to a single E or R, does not: dispatch and combine stay within one block, and a recurrence scans over time within
-one block, so none of their state crosses a boundary. What does is the residual stream and a declared payload (R-14).
+one block, so none of their state crosses a boundary. Only the residual stream and a declared payload do (R-14).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Constraints(NamedTuple):
         together: Half-open layer spans that no cut may separate.
         shared: Layers that read the input of the layer before them: a cut must not be directly before one.
         joined: Layers inside a transformer block of the host: a cut must not be directly before one.
-        values: Layers that read what one of them made, where the host's stages do not pass it on.
+        values: Layers that read another layer's values which the host does not send between stages.
     """
 
     forbid: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ class Constraints(NamedTuple):
         if pinned > needed:
             return [_problem("MP330", f"split.pin has {pinned} cuts, and {num_slots} slots have {needed} boundaries", "split.pin")]
         if allowed < needed:
-            more = ", and layers that read what one of them made," * bool(self.values) + ", and the host's blocks," * bool(self.joined)
+            more = ", and layers that read another layer's values," * bool(self.values) + ", and the host's blocks," * bool(self.joined)
             rules = f"split.forbid and split.together{more}"
             detail = f"{num_slots} slots need {needed} cuts; {num_layers} layers with {rules} allow {allowed}"
             return [_problem("MP330", detail, "split")]

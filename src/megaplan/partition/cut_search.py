@@ -13,7 +13,7 @@ All pairs are kept. Keeping for each start the stop that is furthest in would mi
 part, so a part that is ahead can leave a layer behind that only another one had room for.
 
 The pairs of a V are few where they matter: the ranks outside cannot take more than i times the limit, nor those inside more than P − i
-times, so at a limit near the optimum the start nearly settles the stop.
+times, so at a limit near the optimum the start nearly determines the stop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CutSearch:
         folded: bool = False,
         weights: EdgeWeights | None = None,
     ) -> None:
-        """Limits are those of slots, or of ranks for a folded V; searches with the same edges may share `weights`."""
+        """Limits are per slot, or per rank for a folded V; searches with the same edges may share `weights`."""
         num_layers = len(costs.layers)
         self.folded, self.num_slots, self.num_parts = folded, num_slots, num_slots // 2 if folded else num_slots
         self.edges = (0, *rules.allowed_cuts(num_layers), num_layers)
@@ -73,7 +73,7 @@ class CutSearch:
 
     @cached_property
     def span_costs(self) -> list[int]:
-        """Costs that a span may have, ascending; a rank of a V costs as much as two."""
+        """Costs that a span may have, ascending; a rank of a V has the cost of two spans."""
         return sorted({stop - start for start, stop in combinations(self._before, 2)})
 
     def position(self, cut: int) -> int:
@@ -92,9 +92,9 @@ class CutSearch:
     def smallest(self, low: int, high: int, holds: Callable[[int], bool]) -> int | None:
         """The smallest cost of a part from `low` to `high` for which a monotone condition holds.
 
-        A limit is equivalent to the largest cost within it and to the smallest beyond it. For slots the condition holds at `high`. For a V
-        that is unknown, and None is returned if it never holds: its optimum is near `low`, where a test is cheap, so growing steps come
-        before bisection.
+        A limit is equivalent to the largest cost within it and to the smallest beyond it. For slots the condition holds at `high`. A V has
+        no known `high`, and None is returned if no limit holds: its optimum is near `low`, where a test is cheap, so growing steps precede
+        bisection.
         """
         if self.folded:
             low = probe = self._beyond(low - 1, high)
@@ -127,7 +127,7 @@ class CutSearch:
         before = self._before
         if self.folded:
             costs = self.span_costs
-            most = bisect_right(costs, limit // 2)  # of the smaller span; beyond it, it alone is enough
+            most = bisect_right(costs, limit // 2)  # of the smaller span; above this limit that span alone suffices
             others = [(cost, bisect_right(costs, limit - cost)) for cost in costs[: most + 1]]
             return min([high, *[cost + costs[other] for cost, other in others if other < len(costs)]])
         above = (bisect_right(before, begin + limit) for begin in before)
@@ -172,7 +172,7 @@ class CutSearch:
         return found
 
     def _rooms(self, part: int, front: Span, limit: int) -> _Rooms | None:
-        """The room that a front span leaves to the back one; None if the front span itself exceeds the limit."""
+        """The limit that a front span leaves for the back one; None if the front span itself exceeds the limit."""
         before, cost = self._before, self._cost
         if self._alone is not None:
             of_limit = self._rooms_of.get(limit)
@@ -227,7 +227,7 @@ class CutSearch:
         return found
 
     def after_part(self, part: int, outside: Pairs, limit: int, wanted: Pairs) -> Pairs:
-        """The wanted pairs after a part of a V that it reaches from pairs before it."""
+        """The wanted pairs after a part of a V that are reachable from the pairs before it."""
         before, found, keys = self._before, Pairs(), sorted(wanted)
         for start, stops in outside.items():
             last = bisect_right(before, before[start] + limit - self._cost.smallest)

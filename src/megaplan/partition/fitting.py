@@ -135,7 +135,7 @@ class _Search:
     def bound(self, high: int) -> int:
         """After a proof that nothing is within the allowance: `high`, or less, below which there is nothing either.
 
-        Cuts exceed their memory as much as an exclusion, or keep all exclusions and then exceed the sums.
+        Cuts either violate an exclusion and exceed memory by its excess, or obey all exclusions and exceed the sums.
         """
         most = min(high, self.least_excluded) - 1
         if most <= self.allowance or any(self.stack.leaves_any(exclusions, (most,) * self.stack.pp) for exclusions in self.refuted):
@@ -195,7 +195,7 @@ class _Search:
         return None
 
     def _tightened(self, found: Balance, rounds: int = MAX_ROUNDS) -> Balance | None:
-        """Cuts within sums tightened by the budget's further bytes, as far as known; in loop placement by each slot's share."""
+        """Cuts within sums tightened by the budget's known further bytes; in loop placement by each slot's share."""
         stack, margins = self.stack, [0] * self.stack.pp
         shares: Shares = {}
         for _ in range(rounds):
@@ -244,7 +244,7 @@ class _Search:
 def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -> Fitted | None:
     """The best cuts that fit by the budget, and a bound on any; None if none were found.
 
-    In loop placement the search limits each chunk by itself; the mean of a rank's sums refutes what it would have to branch on.
+    In loop placement the search limits each chunk by itself; the mean of a rank's sums excludes cases without branching.
     """
     if stack.where == "loop" and stack.least_excess > 0:
         return None

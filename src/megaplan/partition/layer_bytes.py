@@ -1,9 +1,9 @@
 """Bytes that layers certainly need on a rank, as sums: limits that every fitting split must keep.
 
-At a forward of a steady step, a rank holds its parameters and moments, the tensors that microbatches in flight keep, the gradients of
-chunks that have run backward, and the gathered parameters of those that have run forward. All of these are sums over layers; the temporary
-tensors of a running block are not, and are left out. So are the allocator's further reserved bytes, except for the rounding of segments. A
-split beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
+At a forward of a steady step, a rank holds its parameters and moments, the saved tensors of microbatches in flight, the gradients of chunks
+that have run backward, and the gathered parameters of chunks that have run forward. All of these are sums over layers; the temporary
+tensors of a running block are not, and are excluded. The allocator's further reserved bytes are excluded too, except for the rounding of
+segments. A split beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BlockNeeds(NamedTuple):
         saved_bytes: Bytes that one microbatch in flight keeps, including the block's input if the block keeps it.
         gradient_bytes: Whole gradients, from the chunk's first backward to its reduction.
         gathered_bytes: Gathered parameters, from the chunk's first forward, unless they are freed after it.
-        update_bytes: Gradient shards, all of which exist when the update begins, except for those that AdamW drops before Muon's.
+        update_bytes: Gradient shards, which all exist when the update begins, without the shards that AdamW frees before Muon runs.
     """
 
     static_bytes: int = 0
@@ -77,7 +77,7 @@ def necessary_limits(
         inventory: Parameter tensors of the spec.
         layout: Layout of any split; it gives the blocks outside the layers on the first and the last slot.
         usable_bytes: Usable bytes of the device.
-        measured: A costs file; its bytes, where given, replace the budget's.
+        measured: A costs file; its bytes, if given, replace the budget's.
     """
     mesh, schedule = spec.mesh, spec.schedule
     degrees = schedule.kind, mesh.pp, mesh.vpp, schedule.num_microbatches
@@ -118,7 +118,7 @@ def _at_forwards(found: Sequence[RankState], vpp: int, *, keeps: bool) -> tuple[
             graded = [int(exist and state is not REDUCED) for exist, state in zip(point.weight_grads, point.states, strict=True)]
             touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in point.states]
             touched[point.chunk] = int(keeps)
-            seen.add((*point.in_flight, *graded, *touched))  # tensors that wait for W are left out
+            seen.add((*point.in_flight, *graded, *touched))  # tensors that wait for W are excluded
     return tuple(tuple(zip(sums[:vpp], sums[vpp:-vpp], sums[-vpp:], strict=True)) for sums in non_dominated(seen))
 
 
@@ -168,7 +168,7 @@ def _needs(
 
 
 def _measured(need: BlockNeeds, stored: StoredBytes) -> BlockNeeds:
-    """Needs from the costs file where it has them: its static bytes are all that stays for the whole step."""
+    """Needs from the costs file if it has them: its static bytes cover everything that stays for the whole step."""
     if stored.static_bytes is not None:
         need = need._replace(static_bytes=stored.static_bytes, gradient_bytes=0, gathered_bytes=0)
     return need if stored.activation_bytes is None else need._replace(saved_bytes=stored.activation_bytes)

@@ -1,8 +1,8 @@
 """Limits on the contents of a slot, or of the two slots of a V's rank: sums of weights of spans.
 
-They are monotone: spans within them stay within them when layers are removed from either end. So the spans that a slot may have after a
-given cut follow from the longest of them, which the search for cuts needs. The properties that a span contains another, or separates pins,
-are weights as well.
+They are monotone: spans within them stay within them when layers are removed from either end. So a slot's possible spans after a given cut
+follow from the longest one, which the search for cuts uses. The properties that a span contains another, or separates pins, are weights as
+well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bytes that layers certainly need on a rank under Megatron-Core, as sums: limits that every fitting split must keep.
 
 A sum has the storage of each layer, and the activations that every split of the schedule holds at one point. Phases and fixed buffers are
-left out: a split above the limit does not fit, and one below it may or may not; the budget decides.
+excluded: a split above the limit does not fit, and one below it may or may not; the budget decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from megaplan.spec.models import Spec
 def megatron_limits(
     spec: Spec, inventory: Inventory, layout: Layout, usable_bytes: int, _measured: object = None
 ) -> tuple[tuple[SpanSum, ...], ...]:
-    """The sum of each pp rank that stays within usable memory in every split that fits; `layout` is that of any split."""
+    """The sum of each pp rank that stays within usable memory in every split that fits; `layout` is of any split."""
     run = MegatronRun(spec, inventory)
 
     @cache

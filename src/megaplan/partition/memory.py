@@ -82,7 +82,7 @@ class Memory:
         return [(over + usable, self._headroom_bytes - over) for over, usable in found]
 
     def fullest(self, spans: Spans) -> tuple[int, int]:
-        """The same of the pp rank with the least room."""
+        """The same for the pp rank with the least headroom."""
         return min(self.peaks(spans), key=lambda each: each[1])
 
     def excess(self, rank: int, spans: Spans) -> int:
@@ -91,7 +91,7 @@ class Memory:
         return self._found(spans, (rank,))[0] if known is None else known[rank]
 
     def sums(self, spans: Spans) -> tuple[tuple[SpanSum, ...], ...]:
-        """The sums of each pp rank that every fitting split keeps; `spans` are those of any split."""
+        """The sums of each pp rank that every fitting split keeps; `spans` are of any split."""
         layout, of_host = build_layout(self._spec, self._inventory, spans), self._spec.host.kind.sums
         found: list[tuple[SpanSum, ...]] = []
         for part in parts_of(self._spec):

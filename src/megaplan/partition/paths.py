@@ -2,14 +2,14 @@
 
 A path enters a rank's own order at one of two actions and leaves it at one of two.
 
-- It enters at the first action, which waits for the forwards of the slots before it; or at the first backward, which waits for one
+- It enters at the first action, which waits for the forwards of the earlier slots; or at the first backward, which waits for one
   microbatch's forward through all slots and its backward down to the rank.
 - It leaves at the last action; or at the last backward, which one microbatch's backward follows down to slot 0.
 
 In between the rank runs its order without a pause. The length of a path is a sum over slots of F, I and W times integers.
 
-Where the parts of a pair take turns, each counts without its exchanges of rows if the path has both: these may be hidden, and computations
-never are. Outside the rank's own order a path has one part of a pair, which takes its whole time.
+If the parts of a pair take turns and a path has both, each counts without its exchanges of rows, which may be hidden; computations never
+are. Outside the rank's own order a path contains one part of a pair, with its full time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from megaplan.schedules.actions import ActionKind, Orders, ScheduleStep, computa
 from megaplan.schedules.placement import Placement, slot_owner
 
 PARTS = ("forward_ns", "input_ns", "weight_ns")
-"""F, I and W, by their names in times."""
+"""F, I and W with their field names in the times."""
 TURN_PARTS = ("forward_compute_ns", "input_compute_ns", "weight_ns", "forward_exchange_ns", "input_exchange_ns")
-"""The same where pairs take turns: F and I without exchanges of rows, W, and the exchanges of F and of I."""
+"""The same if pairs take turns: F and I without exchanges of rows, W, and the exchanges of F and of I."""
 RunCounts = tuple[int, ...]
-"""Number of runs of each part of a slot on a path; a whole backward runs I and W."""
+"""Number of runs of each part of a slot on a path; an unsplit backward runs I and W."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ def schedule_paths(kind: str, pp: int, vpp: int, count: int, *, turns: bool = Fa
 
 
 def paths_of(orders: Orders, where: Placement, vpp: int, *, whole: bool, turns: bool = False) -> tuple[RankPath, ...]:
-    """The paths of every rank, without those that another path of the rank exceeds in every slot.
+    """The paths of every rank, without paths that another one of the rank exceeds in every slot.
 
     Args:
         orders: Action order of each rank.
         where: Placement.
         vpp: Slots per rank.
-        whole: True if backwards are always whole, so that W of the slots on the way down runs too.
+        whole: True if backwards are never split, so that W of the slots in between runs too.
         turns: True if pairs take turns.
     """
     pp = len(orders)

@@ -1,4 +1,4 @@
-"""Sentences that explain why ranks hold what they hold, and which layers weighted cuts moved."""
+"""Sentences that explain the ranks' contents, and the layers that weighted cuts moved."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def in_flight_lines(spec: Spec, inventory: Inventory, spans: Spans) -> Iterator[
 
 
 def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Sequence[int]) -> Iterator[str]:
-    """Sentences about the layers that weighted cuts moved against equal ones, and the reason.
+    """Sentences about the layers that weighted cuts moved compared with equal cuts, and the reason.
 
     Args:
         spec: A checked spec.
@@ -82,7 +82,7 @@ def moved_lines(spec: Spec, inventory: Inventory, costs: StackCosts, cuts: Seque
             copies = layout.slots[slot].copies
             owns = ", ".join(by_part(name for name in layout.slots[slot].blocks if not name.startswith("layers.") and name not in copies))
             share = 100 * end // (slot_costs[slot] or 1)
-            yield f"slot {slot} takes {now} layers instead of {then}: what it owns in addition ({owns}) was {share}% of its cost"
+            yield f"slot {slot} takes {now} layers instead of {then}: its parts outside the layers ({owns}) were {share}% of its cost"
     means = {letter: _mean(costs, inventory, letter) for letter in sorted({block.family for block in inventory.layers})}
     if len(set(means.values())) > 1:
         yield "mean cost of a layer: " + ", ".join(f"{letter} {amount(mean, costs.unit, named=False)}" for letter, mean in means.items())

@@ -24,7 +24,7 @@ from megaplan.spec.pattern import Span
 Shares = Mapping[int, tuple[SpanSum, ...]]
 """Further limits of slots, each on its own span."""
 Exclusion = tuple[tuple[int, Span], ...]
-"""Spans of slots, (slot, span), which those slots' spans must not all contain at the same time."""
+"""Sets of (slot, span): the slots must not all contain their span at the same time."""
 
 
 MOST_OF_MEANS = 60_000
@@ -41,7 +41,7 @@ class Stack:
         where: Placement.
         pp: Ranks.
         vpp: Slots of each rank.
-        baseline: Cuts to keep where that is free.
+        baseline: Cuts to keep if equally good.
         sums: Sums of each rank that every fitting split keeps.
     """
 
@@ -179,7 +179,7 @@ class Stack:
 
     @cached_property
     def least_excess(self) -> int:
-        """Lower bound on the largest excess over the sums at any cost, from means of all of them; very low if the stack is too deep."""
+        """Lower bound on the largest excess over the sums at any cost, from weighted means of them; very low if the stack is too deep."""
         if self.num_slots * self.num_layers > MOST_OF_MEANS:
             return -(1 << 62)
         from megaplan.partition.bounds import SlotSum, mean_bound  # noqa: PLC0415  (only where nothing fits)
@@ -192,7 +192,7 @@ class Stack:
         return mean_bound(sums, self.num_slots, self.num_layers, self.rules)
 
     def shares(self, rank: int, spans: Spans, excess: int) -> Shares:
-        """Limits of the slots of a rank over its memory, when all of them shrink in proportion."""
+        """Limits of the slots of a rank that exceeds its memory, all reduced in proportion."""
         owned = self.slots(rank)
         point = max(self.sums[rank], key=lambda point: point.excess([spans[slot] for slot in owned]))
         weights = [weight.of(spans[slot]) for weight, slot in zip(point.weights, owned, strict=True)]
@@ -201,7 +201,7 @@ class Stack:
         return {slot: (SpanSum((weight,), size - size * excess // total),) for slot, weight, size in sizes}
 
     def apportioned(self, ratio: tuple[int, int], spare: Sequence[int]) -> Shares:
-        """Limits of each slot when every chunk of a rank gets `ratio` times as much as the chunk before it."""
+        """Limits of each slot when every chunk of a rank gets `ratio` times the memory of the previous chunk."""
         (num, den), last = ratio, self.vpp - 1
         parts = [den ** (last - chunk) * num**chunk for chunk in range(self.vpp)]
         found: dict[int, tuple[SpanSum, ...]] = {}
@@ -240,7 +240,7 @@ def certify(stack: Stack, spans: Spans, lower_bound: int | None = None) -> Certi
     Args:
         stack: Layer costs, placement and constraints.
         spans: Spans of the cuts.
-        lower_bound: Lower bound over all cuts under the same constraints; by default that of the best cuts, without memory.
+        lower_bound: Lower bound over all cuts under the same constraints; by default the best cuts' value without memory limits.
     """
     costs = stack.costs.of_slots(spans)
     if lower_bound is None:

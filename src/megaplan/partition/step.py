@@ -44,7 +44,7 @@ class StepTimes:
     """Step times of one model's cuts under one schedule; each is replayed once."""
 
     def __init__(self, times: Sequence[ModelTimes], linked: LinkedOrders, paths: Sequence[RankPath], copies: int = 1) -> None:
-        """`times` are those of each slot's device; `copies` those of the model that the linked orders run."""
+        """`times` are for each slot's device; `copies` the number of copies of the model that the linked orders run."""
         self._times, self._in_turns, self._copies = times, times[0].in_turns, copies
         self._num_layers = len(times[0].layers)
         self._before = [before_slots(times, part) for part in parts_of(times[0])]
@@ -98,7 +98,7 @@ class StepTimes:
         return tuple(tuple([at[stop] - at[start] for at, (start, stop) in zip(of_slot, spans, strict=True)]) for of_slot in self._before)
 
     def _terms(self, path: RankPath) -> tuple[tuple[int, ...], Callable[[Sequence[int]], Sequence[int]]]:
-        """A path without transfers as a sum over edges: factors, and a function that takes what they multiply from `reached`.
+        """A path without transfers as a sum over edges: factors, and a function that reads their multiplicands from `reached`.
 
         Neighbouring slots that run a part equally often on one device meet at an edge that drops out; a path has few others.
         """
@@ -161,7 +161,7 @@ class Pipeline:
     """The step of a spec: its replay and its bound, computed on demand: a long schedule takes seconds, and costs need none."""
 
     def __init__(self, spec: Spec, inventory: Inventory, measured: MeasuredCosts | None = None) -> None:
-        """Times are those of the costs file, or follow from the device's rates without one."""
+        """Times are from the costs file or, without one, from the device's rates."""
         mesh, schedule = spec.mesh, spec.schedule
         self.slots = slot_times(spec, inventory) if measured is None else (measured.times,) * spec.mesh.num_slots
         """Times of the model on each slot's device."""
@@ -209,7 +209,7 @@ def shortest(
         pipeline: Pipeline whose step is minimised.
         rules: Constraints on cuts.
         bottleneck: Starting cuts that keep them and fit.
-        baseline: Cuts to keep where that is free.
+        baseline: Cuts to keep if equally good.
         memory: Budgets of the cuts; None to ignore memory.
     """
     costs, num_layers, num_slots = pipeline.costs, len(pipeline.costs.layers), len(bottleneck) + 1
@@ -236,13 +236,13 @@ def shortest(
 
 
 def shortened(spec: Spec, inventory: Inventory, spans: Spans, memory: Memory) -> Spans:
-    """Cuts whose step is at most as long as that of given ones that fit, found from them by local search."""
+    """Cuts found by local search from given cuts that fit, with a step that is at most as long."""
     best = shortest(Pipeline(spec, inventory), constraints_of(spec), cuts_of(spans), None, memory)
     return spans_of(best.cuts, len(inventory.layers))
 
 
 def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None, baseline: tuple[int, ...] | None) -> Weighted:
-    """The cuts with the shortest step found among those that fit; the closest to fitting if none do."""
+    """The cuts with the shortest step found among those that fit; if none fit, the closest ones."""
     pipeline, rules = Pipeline(spec, inventory, measured), constraints_of(spec)
     num_layers, stack = len(inventory.layers), stack_of(spec, pipeline.costs, baseline)
     bottleneck = fitting_cuts(spec, inventory, stack, measured)
@@ -257,7 +257,7 @@ def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | N
     there, here = pipeline.step.of(free), pipeline.step.of(best)
     if there >= here:
         return found
-    if max(memory.excesses(spans_of(free, num_layers))) <= 0:  # reached past cuts that do not fit
+    if max(memory.excesses(spans_of(free, num_layers))) <= 0:  # reached through cuts that do not fit
         return Weighted(free, partial(pipeline.certify, spans_of(free, num_layers)))
     note = moved_by_memory(stack, memory, free, "have the shortest step that was found", f"step: {there:,} ns there, {here:,} here")
     return replace(found, notes=(note,))

@@ -61,7 +61,7 @@ class Balance(NamedTuple):
 
     Attributes:
         cuts: Cuts, ascending, one fewer than slots.
-        value: Cost of the largest slot, or rank. The search has refuted every smaller one.
+        value: Cost of the largest slot, or rank. The search has refuted every smaller value.
     """
 
     cuts: tuple[int, ...]
@@ -143,7 +143,7 @@ def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]
 
 
 def time_costs(times: Sequence[ModelTimes]) -> StackCosts:
-    """Nanoseconds of F + I + W without what turns may hide, from the times of the model on each slot's device, or on that of all."""
+    """Nanoseconds of F + I + W without time that turns may hide, from the model's times on each slot's device, or on the only device."""
     found = once_a_device(times, _compute_costs)
     return found[0] if len(set(found)) == 1 else found[0]._replace(own=tuple(found))
 
@@ -155,8 +155,8 @@ def _compute_costs(times: ModelTimes) -> StackCosts:
 def least_busiest(parts: Mapping[StackCosts, int]) -> int:
     """Lower bound on the busiest part of a pipeline over all cuts, for a number of parts on each type of device.
 
-    If every part takes at most T on its own device, then so does the mean of all parts by any weights. The weights are 1 / C, where C is
-    what the whole model takes on the part's device; a layer adds to the mean the least of its times by these weights.
+    If every part takes at most T on its own device, any weighted mean of the parts is at most T. The weights are 1 / C, where C is the
+    whole model's time on the part's device; a layer adds the smallest of its weighted times to the mean.
     """
     wholes = [max(1, sum(each.layers) + each.first + each.last) for each in parts]
     columns = zip(*((*each.layers, each.first, each.last) for each in parts), strict=True)
@@ -171,9 +171,9 @@ def stack_costs(spec: Spec, inventory: Inventory, measured: MeasuredCosts | None
     Args:
         spec: The spec.
         inventory: Parameter tensors of the spec.
-        measured: A costs file of as many layers: nanoseconds of one microbatch on one rank.
+        measured: A costs file with the same number of layers: nanoseconds of one microbatch on one rank.
 
-    Without a costs file: executed FLOPs per token, including work that an op itself repeats, without recompute policies. The token
+    Without a costs file: executed FLOPs per token, including work that an op repeats internally, without recompute policies. The token
     embedding costs 0; side embeddings and an encoder are on the first slot; the head (6 · hidden · vocab) and every MTP depth (its block,
     its projection, one more head) on the last.
     """
@@ -194,7 +194,7 @@ def objective_of(spec: Spec) -> CutObjective:
 def asked_objective(spec: Spec) -> CutObjective:
     """The objective that the spec states, or the default: step_time for a weighted split of a pipeline of megarun, else bottleneck.
 
-    The steps of other hosts are those of a model of their software, not of the replayed schedule that step_time shortens.
+    The steps of other hosts come from a model of their software, not from the replayed schedule that step_time minimises.
     """
     if spec.split.objective is not None:
         return spec.split.objective
@@ -203,7 +203,7 @@ def asked_objective(spec: Spec) -> CutObjective:
 
 
 def objective_notes(spec: Spec) -> list[Diagnostic]:
-    """MP315 if cuts are chosen for another objective than the spec's."""
+    """MP315 if the objective for choosing cuts is not the spec's."""
     if objective_of(spec) == asked_objective(spec):
         return []
     detail = (
@@ -216,7 +216,7 @@ def objective_notes(spec: Spec) -> list[Diagnostic]:
 def equal_cuts(num_layers: int, num_slots: int, block_layers: int = 1) -> tuple[int, ...]:
     """Cuts that give every slot num_layers div num_slots layers, and the remainder one each to the inner slots.
 
-    Where a host's blocks have several layers, blocks are counted in their place.
+    If a host's blocks have several layers, blocks are counted instead of layers.
 
     The edge stages take fewer (R-23), because embeddings, head, MTP and loss are work too. The remainder goes to slots 1, 2, … up to the
     one before the last, in order, then to slot 0; the last slot never takes one. 10 layers on 4 slots: 2, 3, 3, 2.

@@ -31,7 +31,7 @@ class Weighted:
     Attributes:
         cuts: Cuts, ascending.
         certify: Function that computes the certificate.
-        notes: MP501 without remedies if they do not fit (`megaplan.advice` adds those), MP334 if memory moved them.
+        notes: MP501 without remedies if the cuts do not fit (`megaplan.advice` adds remedies), MP334 if memory moved them.
     """
 
     cuts: tuple[int, ...]
@@ -103,7 +103,7 @@ def moved_by_memory(stack: Stack, memory: Memory, free: tuple[int, ...], praise:
         memory: Budgets of its splits.
         free: The best cuts without limits, which do not fit.
         praise: Reason that they are the best.
-        values: Values of these cuts and of the chosen ones.
+        values: Values of the given cuts and of the chosen ones.
     """
     excesses = memory.excesses(spans_of(free, stack.num_layers))
     worst = max(range(stack.pp), key=lambda rank: excesses[rank])

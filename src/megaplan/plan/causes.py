@@ -42,7 +42,7 @@ def diff_with_causes(before: PlanDocument, after: PlanDocument, tampered: tuple[
 
 
 def _effects(before: PlanDocument, after: PlanDocument, diff: PlanDiff) -> Iterator[tuple[str, dict[Column, int]]]:
-    """Each change with the bytes that it alone adds to each column, over all ranks; changes that are invalid alone are left out."""
+    """Each change with the bytes that it alone adds to each column, over all ranks; changes that are invalid alone are omitted."""
     groups = _groups(diff)
     if len(groups) > MAX_CHANGES:
         return

@@ -55,7 +55,7 @@ def contradictions(plan: PlanDocument, at: At) -> list[Diagnostic]:
     """Every part of `plan` that does not follow from the others.
 
     Args:
-        plan: A plan whose fields are valid one by one.
+        plan: A plan whose fields are valid individually.
         at: Position of a key path in its file.
     """
     found = list(_inputs_normal(plan, at)) + list(_cuts(plan, at))

@@ -14,7 +14,7 @@ OWNERSHIP_ORDER = ("tp", "pp", "fsdp2", "ep")
 
 
 def code_order(spec: Spec, letters: str) -> tuple[str, ...]:
-    """The steps by which the runtime builds a stage, in order, as far as this plan needs them (R-55)."""
+    """The runtime's steps to build a stage, in order, that this plan needs (R-55)."""
     policies = set(recompute_policies(spec, letters).values())
     steps = {
         "pipeline_split": spec.mesh.pp > 1,

@@ -1,6 +1,6 @@
 """`diff_plans`: the differences between two plans as a value; `cli` renders it.
 
-Decisions are compared exactly, and so are estimates: both are integers. A layer's place is its (pp rank, chunk), never a list index, and
+Decisions and estimates are compared exactly, since both are integers. A layer's place is its (pp rank, chunk), never a list index, and
 a rank's is its number in the job, so a diff of two meshes of one size lines up GPU by GPU.
 """
 
@@ -65,10 +65,10 @@ class OwnerMove:
 
 @dataclass(frozen=True, slots=True)
 class RankChange:
-    """Ranks that share both budgets, and those budgets; None if the rank is in one plan only.
+    """Ranks that share both budgets, with these budgets; None if the rank is in one plan only.
 
     Attributes:
-        ranks: Half-open runs; those of the later plan if the plans number the ranks differently.
+        ranks: Half-open runs, in the later plan's numbering if the plans number ranks differently.
         before: Budget in the first plan.
         after: Budget in the second plan.
         stages: Half-open runs of pp ranks, in the same plan.
@@ -218,7 +218,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
 
 
 def changed_inputs(plan: PlanDocument, inputs: dict[str, Any]) -> tuple[ValueChange, ...]:
-    """Keys of a spec's record whose values are not the plan's."""
+    """Keys of a spec's record with other values than the plan's."""
     return tuple(_changes(dict(plan.inputs), inputs))
 
 

@@ -52,7 +52,7 @@ def diff_document(diff: PlanDiff, times: tuple[PlannedTime | str, PlannedTime | 
 
 
 def host_lines(diff: PlanDiff) -> list[tuple[str, str, str]]:
-    """Every column that differs, with what each of two hosts stores in it; empty if the host is the same."""
+    """Every column that differs, with each host's contents of it; empty if the host is the same."""
     hosts = next(((change.before, change.after) for change in diff.inputs if change.key == "host.name"), None)
     if hosts is None:
         return []

@@ -10,7 +10,7 @@ from megaplan.plan.canonical import Json, digest, normalise
 from megaplan.spec.models import Spec
 
 OUTSIDE_DIGEST = frozenset({"training", "run", "post_training"})
-"""Sections of a spec that say how long a plan is trained, how, at what price, and in what loop."""
+"""Sections of a spec about the length, method, price and loop of training."""
 
 
 def model_digest(spec: Spec, letters: str) -> str:

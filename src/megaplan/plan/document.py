@@ -164,7 +164,7 @@ class PoolEstimate(DeviceFigures):
 
 
 class DeviceEstimate(DeviceFigures):
-    """The device of every rank; with pools that of the first stages, and `pools` has each type of device."""
+    """The device of every rank; with pools the first stages' device, and `pools` has each type of device."""
 
     pools: tuple[PoolEstimate, ...] = ()
 
@@ -178,7 +178,7 @@ class DeviceEstimate(DeviceFigures):
 
 
 class StageEstimate(Part):
-    """Parameters of a slot: whole tensors, shared copies included."""
+    """Parameters of a slot: full tensors, shared copies included."""
 
     slot: Count
     parameters: Count
@@ -204,7 +204,7 @@ class RankEstimate(Part):
 
 
 class Totals(Part):
-    """Unique parameters of the model, and those that one token uses."""
+    """Unique parameters of the model, and the number that one token uses."""
 
     parameters: Count
     active_parameters: Count
@@ -234,7 +234,7 @@ class PlanDocument(Result, Part):
 
     @property
     def verdict(self) -> Verdict:
-        """`fits narrowly` is a fit; it says that as much as measured runs of the host have reserved would not fit."""
+        """`fits narrowly` is a fit; with the reserved memory of the host's measured runs the job would not fit."""
         if not self.estimates.fits:
             return "does not fit"
         narrow = any(is_narrow(rank.peak_bytes, rank.headroom_bytes, self.spec) for rank in self.estimates.ranks)

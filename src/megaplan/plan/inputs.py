@@ -18,7 +18,10 @@ def inputs_record(spec: Spec) -> dict[str, Json]:
 
 
 def spec_values(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inverse: decimal text as floats where the spec has floats. Other text stays, so that the spec's own check refuses it."""
+    """The inverse: decimal text becomes floats at the keys where the spec has floats.
+
+    Other text is unchanged, so that the spec's own check refuses it.
+    """
     values = _revived(inputs, Spec)
     assert isinstance(values, dict)
     return values

@@ -34,7 +34,7 @@ def make_plan(
 
     Args:
         spec: A checked spec, overrides applied.
-        baseline: A plan whose cuts are kept where that is free. A manual split with the same spans, reason and protected invariants keeps
+        baseline: A plan whose cuts are kept if equally good. A manual split with the same spans, reason and protected invariants keeps
             its recorded facts, so that later changes still show as stale.
         overrides: The `KEY=VALUE` texts of `--set` that led to `spec`, recorded in the plan.
         cuts: Cuts, if they are decided already; else `choose_cuts` decides.
@@ -70,10 +70,10 @@ def _assembled(spec: Spec, inventory: Inventory, spans: Spans, split: dict[str, 
 def replan(plan: PlanDocument, costs: MeasuredCosts | None = None) -> PlanDocument:
     """The plan of the same inputs, made today: the same text unless something changed.
 
-    Where that gives other cuts, the plan is the baseline: it may have kept the cuts of an earlier one. It is none at first, because a
-    search for cuts that ends with its limit of work gets further from cuts that it has reached before.
+    If that gives other cuts, the plan itself is the baseline, since it may have kept an earlier plan's cuts. The first attempt has no
+    baseline, because a search for cuts that ends at its work limit gets further when it starts from earlier results.
 
-    Without the costs file of the plan its split cannot be decided again: the split is kept, and the rest is made again.
+    Without the plan's costs file its split cannot be decided again: the split is kept, and everything else is decided again.
     """
     if plan.decisions.split.costs is not None and costs is None:
         return _assembled(plan.spec, plan.inventory, plan.spans, plan.decisions.split.model_dump(mode="json"), plan.overrides)

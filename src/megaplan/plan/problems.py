@@ -80,7 +80,7 @@ def wrong_field(key: str, detail: str, location: Location) -> Diagnostic:
 
 
 def digest_mismatch(written: str, computed: str, location: Location) -> Diagnostic:
-    """The inputs or decisions are not those that were digested."""
+    """The inputs or decisions do not match the digest."""
     detail = f"written  {written}\ncomputed {computed}"
     return diagnostic("MP406", detail, location, ("change the spec, then " + MAKE_A_PLAN, "megaplan check PLAN"))
 
@@ -91,6 +91,6 @@ def contradiction(detail: str, location: Location) -> Diagnostic:
 
 
 def newer_minor(written: int, ours: int, ignored: Iterable[str], location: Location) -> Diagnostic:
-    """Keys of a newer minor version were left out."""
-    detail = f"format_minor = {written}, ours = {ours}; ignored, so neither estimated nor followed: {', '.join(ignored)}"
+    """Keys of a newer minor version were ignored."""
+    detail = f"format_minor = {written}, ours = {ours}; ignored in estimates and in training: {', '.join(ignored)}"
     return diagnostic("MP409", detail, location, ("pip install --upgrade megaplan",), severity=Severity.WARNING)

@@ -44,7 +44,7 @@ def signature_problem(text: str, plan: str, public: str) -> Diagnostic | None:
     """MP417 if a plan has no valid signature of a signer; None if it has.
 
     Args:
-        text: Text of the plan, as it is parsed.
+        text: Text of the plan, which is then parsed.
         plan: Path of the plan.
         public: Path of the signer's public key.
 

@@ -22,7 +22,7 @@ LEFT, RIGHT, TOP, BOTTOM = 104, 150, 112, 34
 TYPICAL, NARROWEST, WIDEST = 16, 1_000, 4_000
 """Pixels: width of an action at the lower quartile, so that its number is readable; minimum and maximum width of the timeline."""
 MAX_DRAWN = 100_000
-"""Actions; a picture of them has 25 MB, and no program opens a much larger one."""
+"""Most actions of a picture, which then has 25 MB; programs do not open much larger ones."""
 FILLS = {ActionKind.FORWARD: "#cfe3f7", ActionKind.BACKWARD: "#1f5fa8", ActionKind.INPUT: "url(#input)", ActionKind.WEIGHT: "url(#weight)"}
 INKS = {ActionKind.FORWARD: "#10243a", ActionKind.BACKWARD: "#ffffff", ActionKind.INPUT: "#ffffff", ActionKind.WEIGHT: "#10243a"}
 HELD, ALWAYS = "#d9ead3", "#a9cf9c"

@@ -19,7 +19,7 @@ from megaplan.spec.overrides import apply_overrides
 
 
 def varied_spec(plan: PlanDocument, name: str, overrides: Sequence[str]) -> tuple[Spec, tuple[Diagnostic, ...]]:
-    """The plan's spec with overrides, with its warnings and notes, which are those of a spec of the same values.
+    """The plan's spec with overrides, with the warnings and notes that a spec of these values has.
 
     Args:
         plan: A plan.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DEVICE: dict[str, str] = {
-    "policy_parameters": "shards of the policy's parameters on a training rank: those columns of megaplan estimate",
+    "policy_parameters": "shards of the policy's parameters on a training rank: the same columns as in megaplan estimate",
     "policy_gradients": "gradients of the policy: while it trains, the column of megaplan estimate; else buffers of the whole run",
     "policy_optimizer": "masters and moments of the optimizer, less what host.optimizer_offload keeps on the host",
     "training_activations": "activations, routing and features of the training step, at its peak",
@@ -40,7 +40,7 @@ HOST: dict[str, str] = {
         " takes the next power of two"
     ),
     "host_policy_optimizer": "masters and moments of these ranks, on the same condition; gradients are dropped without a copy",
-    "host_training": "what the training step itself keeps on the host: host_bytes of megaplan estimate",
+    "host_training": "host memory of the training step: host_bytes of megaplan estimate",
     "host_engine_parameters": "the engine's parameters of a node's ranks, with rollout.sleep 1 while the engine is away",
     "host_reference": "parameters of the reference, if offload has reference and it does not run",
     "host_reward": "parameters of the reward model, on the same condition",

@@ -1,4 +1,4 @@
-"""Engines as data: defaults and figures (`engines.json`), and what a device of an engine holds."""
+"""Engines as data: defaults and figures (`engines.json`), and the memory of an engine's device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class EngineMemory(NamedTuple):
 
     Attributes:
         columns: Bytes by column.
-        cache_tokens: Tokens for which its tensor group has cache; 0 for a model without one.
+        cache_tokens: Tokens that fit in its tensor group's cache; 0 for a model without one.
         model: The served model.
         degrees: Ranks of a tensor group, stages, and ranks of the experts.
         max_sequences: Sequences that a tensor group generates at a time at most.
@@ -176,7 +176,7 @@ def setting(plan: PostTraining, name: str) -> float:
 
 
 def widest_mlp(spec: Spec, tp: int) -> int:
-    """Elements of a token inside the widest MLP: gate, up and product; of experts those of all rows of a token."""
+    """Elements per token inside the widest MLP: gate, up and product; for experts, of all rows of a token."""
     model = spec.model
     dense = 3 * model.mlp.ffn_hidden_size // tp if model.mlp is not None else 0
     if model.moe is None:

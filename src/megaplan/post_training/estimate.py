@@ -174,7 +174,7 @@ class _Estimate:
         return 1.0 if parameters is None else parameters / self.job.inventory.parameters
 
     def _sync_seconds(self) -> float:
-        """Seconds of the transfer: buckets are converted while others are sent over the slowest link by which a device gets all of them."""
+        """Seconds of the transfer: buckets are converted while others are sent over the slowest link that carries all to a device."""
         plan, spec = self.plan, self.job.spec
         moved, converted = self.sync_bytes, self.sync_bytes / self.known["convert_bytes_per_second"].value
         how = plan.sync.how or ("ipc" if self.colocated else "broadcast")
@@ -195,7 +195,7 @@ class _Estimate:
         return max(sent, converted) if how == "ipc" else sent  # a bucket is packed while the one before it is sent
 
     def _link_ns(self, moved: int, *, inside: bool) -> int:
-        """Time of bytes between the pools, by the slower device's links: those of a node, or the network's, as between two types."""
+        """Time of bytes between the pools, by the slower device's links: the node's, or between types of devices the network's."""
         return max(rates.node_ns(moved) if inside else rates.network_ns(moved) for rates in self.rates)
 
     def _moved_bytes(self) -> int:

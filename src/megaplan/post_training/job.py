@@ -22,7 +22,7 @@ MOST_MICROBATCHES = 2**16
 
 
 MOST_PACKED = 2048
-"""Responses of an update that are packed one by one; more are taken to pack as these do."""
+"""Responses of an update that are packed individually; any others are assumed to pack in the same way."""
 
 
 def packed_rows(sizes: list[float], room: float) -> int:
@@ -54,7 +54,7 @@ class TrainingJob:
 
     @property
     def rollout_spec(self) -> Spec:
-        """The spec as if it were on the device of the rollout."""
+        """The spec with the rollout's device."""
         device = self.plan.rollout.device
         return self.spec if device is None else self.spec.model_copy(update={"device": device})
 
@@ -122,7 +122,7 @@ class TrainingJob:
     def expert_layers(self) -> float:
         """MoE layers that the host launches one after another in a forward over all responses.
 
-        They are those of a stage for each microbatch, and for the microbatches that fill the pipeline.
+        It is a stage's time for each microbatch, and for the microbatches that fill the pipeline.
         """
         mesh = self.spec.mesh
         of_stage = sum(block.family == "E" for block in self.inventory.layers) / mesh.pp
@@ -130,7 +130,7 @@ class TrainingJob:
 
     @property
     def training_passes(self) -> int:
-        """Forwards that training takes of the host: a backward launches as much as two, and a recomputed layer runs again."""
+        """Host launches of training, in forwards: a backward counts as two, recompute as one more."""
         return 3 + recomputes_all(self.spec)
 
 
@@ -138,7 +138,7 @@ EXAMPLE = "megaplan new llama-3.1-8b-rl -o spec.yaml"
 
 
 def smallest(spec: Spec) -> str:
-    """A section that fits a spec's length, as a text of `--set`: a quarter for the prompt, and responses half as long as they may be."""
+    """A section that fits a spec's length, as a text of `--set`: a quarter for the prompt, and responses of half their maximum."""
     prompt = max(1, spec.batch.seq_length // 4)
     most = max(1, spec.batch.seq_length - prompt)
     lengths = f"prompt: {prompt}, response: {{mean: {max(1, most // 2)}, max: {most}}}"
@@ -149,7 +149,7 @@ def section_of(spec: Spec) -> PostTraining:
     """The section `post_training` of a spec.
 
     Raises:
-        MegaplanError: MP851, there is none.
+        MegaplanError: MP851: there is no such section.
     """
     if spec.post_training is None:
         raise refuse("MP851", f"{spec.name} has no section post_training", f"--set '{smallest(spec)}'", EXAMPLE)

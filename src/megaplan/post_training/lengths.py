@@ -11,7 +11,7 @@ from statistics import NormalDist
 from megaplan.spec.post_training import ResponseLengths
 
 SPREAD = 0.6
-"""Standard deviation of the logarithm where the spec gives one number alone."""
+"""Standard deviation of the logarithm if the spec gives only one number."""
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 GRID = 512
 BISECTIONS = 60
@@ -43,11 +43,11 @@ class Lengths:
         self.mean = sum(self.quantiles(GRID)) / GRID
 
     def quantiles(self, count: int) -> list[float]:
-        """`count` lengths that represent as many responses, rising."""
+        """`count` ascending lengths that represent `count` responses."""
         return [self._cut(self._log_at(z)) for z in _normals(count)]
 
     def longest(self, count: int) -> float:
-        """The longest of `count` responses, in the median."""
+        """The median of the longest of `count` responses."""
         return self._cut(self._log_at(NormalDist().inv_cdf(0.5 ** (1 / count))))
 
     def at(self, share: float) -> float:
@@ -83,7 +83,7 @@ def _through(points: list[tuple[float, float]]) -> Callable[[float], float]:
 
 
 def _solve(of: Callable[[float], float], low: float, high: float) -> float:
-    """The zero of a monotonic function in the interval; the nearer end where it has none."""
+    """The zero of a monotonic function in the interval; the nearer end if it has no zero."""
     rising = of(high) > of(low)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2

@@ -79,7 +79,7 @@ class Loop:
         return self._phase("training", pool, TRAINED, lambda rank: self._step(rank, at) | idle_engine)
 
     def _phase(self, name: str, pool: str, here: AbstractSet[str], of: OfRank, *, engine: bool = False) -> MemoryPhase:
-        """The phase on the rank that has most bytes in it.
+        """The phase on the rank with the most bytes in it.
 
         Args:
             name: Name of the phase.
@@ -103,7 +103,7 @@ class Loop:
         return self.engine.columns if self.sleep == 0 else {key: self.engine.columns[key] for key in STAYS_ASLEEP}
 
     def _trainer(self, rank: RankBudget, here: AbstractSet[str]) -> Bytes:
-        """Bytes that the trainer's process holds outside a step: all parts that `offload` does not have, and those of `here`."""
+        """Bytes that the trainer's process holds outside a step: all parts that are not in `offload`, and the parts in `here`."""
         away = set(self.job.plan.offload) - here
         cells = rank.cells[Phase.FORWARD_BACKWARD]
         held = {

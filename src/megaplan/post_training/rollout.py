@@ -13,7 +13,7 @@ from megaplan.budget.serving import Served
 
 GOLDEN = 0.6180339887498949
 MOST_SIMULATED = 1024
-"""Sequences of a group that are simulated one by one; more are simulated in as many bundles."""
+"""Sequences of a group that are simulated individually; a larger group is simulated as this number of bundles."""
 ROUNDING = 1e-9
 
 
@@ -75,7 +75,7 @@ class _Group:
         self.most = max(self.most, len(self.running))
 
     def advance(self) -> tuple[int, float, float] | None:
-        """Steps until a sequence ends, or until the cache is full; then the stopped sequence, its tokens left and those done."""
+        """Steps until a sequence ends, or until the cache is full; then the stopped sequence, its remaining and its finished tokens."""
         while self.ends[0][1] not in self.running or self.running[self.ends[0][1]][0] != self.ends[0][0]:
             heappop(self.ends)
         number = len(self.running)

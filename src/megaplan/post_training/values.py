@@ -79,7 +79,7 @@ class ResponseShape:
         p50: Median.
         p90: 90th percentile.
         p99: 99th percentile.
-        longest: The longest of an iteration, in the median.
+        longest: The median of an iteration's longest response.
         limit: Tokens at which a response is cut.
         cut_share: Share of responses that are cut.
     """
@@ -138,10 +138,10 @@ class RlEstimate(Result):
         device: Device.
         num_devices: Devices of all pools.
         placement: colocated or split.
-        fits: True if every phase fits the devices and, where its memory is given, the host.
+        fits: True if every phase fits the devices and, if its memory is given, the host.
         peak_bytes: The largest phase of a device.
         peak_phase: Name of that phase.
-        peak_column: Column that has the most of it.
+        peak_column: Column with the most bytes of the peak.
         host_peak_bytes: The largest phase of a node's host memory.
         host_peak_phase: Name of that phase.
         host_capacity_bytes: Memory of a node, if the spec gives it.

@@ -20,8 +20,8 @@ def comparison_report(found: Diff, before: str, after: str) -> dict[str, Any]:
         after: Name of the proposed plan's file.
 
     Returns:
-        Plain values: `diff` has the document's keys, and a rank's change has the text and the first of its ranks in place of their list.
-        `left_out` counts changes of ranks that are not shown, those with the smallest peaks.
+        Plain values: `diff` has the document's keys, and a rank's change has the text and the first rank instead of the list of ranks.
+        `left_out` counts changes of ranks that are not shown (the smallest peaks).
     """
     document = found.to_dict()
     changed = sorted(zip(found.changes.ranks, document["ranks"], strict=True), key=lambda each: -_peak(each[1]))[:MAX_RANKS]

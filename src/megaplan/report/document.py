@@ -78,7 +78,7 @@ def _mesh(job: LoadedJob) -> dict[str, int]:
 
 
 def _layers(job: LoadedJob) -> list[list[Any]]:
-    """[family, parameters of the whole tensors] of every layer."""
+    """[family, parameters of the full tensors] of every layer."""
     return [[block.family, block.elements] for block in job.inventory.layers]
 
 

@@ -12,7 +12,7 @@ Fields = dict[str, str]
 
 
 def column_formulas(host: HostKind) -> dict[str, Fields]:
-    """Texts of every column, and of the memory outside torch; formulas of columns are those of a host that megarun trains."""
+    """Texts of every column, and of the memory outside torch; formulas of columns exist only for a host that megarun trains."""
     found = {"reserve": _column("reserve")}
     for column in Column:
         found[str(column)] = _column(column) if host.trained else {}

@@ -101,7 +101,7 @@ def search_report(text: str, source: str) -> dict[str, Any]:
         source: Name of the file on the page.
 
     Raises:
-        MegaplanError: MP492, a part of it is missing or of another type, or it is of another version.
+        MegaplanError: MP492: a part of the result is missing or has another type, or the version differs.
     """
     try:
         document = json.loads(text, parse_constant=_refused)

@@ -17,7 +17,7 @@ MAX_ACTIONS = 24_000
 
 
 def step_document(job: LoadedJob, budget: Budget) -> dict[str, Any]:
-    """One optimizer step, in ns and bytes, from the device's peak rates; or the reason (text) that the page has none.
+    """One optimizer step, in ns and bytes, from the device's peak rates; or the reason (text) that the page has no timeline.
 
     Returns:
         `shapes`: [[[kind, slot], …], ns] of every distinct action; `ranks`: busy and idle time, and `actions`, flat: shape, idle time

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ActionKind(StrEnum):
-    """Kind of computation of an action. Letters are those of torch's schedule files (`0F3`, `1B2`).
+    """Kind of computation of an action. Letters as in torch's schedule files (`0F3`, `1B2`).
 
     A schedule that splits the backward writes `INPUT` (gradients of the stage's input) and `WEIGHT` (of its parameters) instead of
     `BACKWARD`. `REDUCE`, the reduction of a chunk's gradients, follows its last backward and is in no order.
@@ -53,7 +53,7 @@ class Action(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """A forward of one chunk and a whole backward of another that run together, so that each hides the other's communication (DualPipe).
+    """A forward of one chunk and an unsplit backward of another that run together, so that each hides the other's communication (DualPipe).
 
     Attributes:
         forward: Forward of the first chunk.

@@ -1,8 +1,8 @@
 """DualPipe: two copies of the model in opposite directions, so that rank i and rank p − 1 − i hold the same layers.
 
-Half of the microbatches enters at rank 0 and runs through slots 0 to p − 1, the other half at rank p − 1 through slots p to 2p − 1. The
-order of rank i and of its mirror is that of rank i of DualPipeV on p / 2 ranks with half of the microbatches. Chunk 0 of the V is the slot
-that microbatches of the rank's own end reach first.
+Half of the microbatches enters at rank 0 and runs through slots 0 to p − 1, the other half at rank p − 1 through slots p to 2p − 1. Rank i
+and its mirror have the order of rank i of DualPipeV on p / 2 ranks with half of the microbatches. Chunk 0 of the V is the slot that
+microbatches of the rank's own end reach first.
 
 Source: arXiv:2412.19437, figure 5 and table 2 (github.com/deepseek-ai/DualPipe, steps 1 to 8). A rank holds at most p + 1 activations; with
 equal slots its longest wait is (p / 2 − 1)(FB + B − 3W), FB the time of an overlapped pair.

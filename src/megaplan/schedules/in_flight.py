@@ -1,9 +1,9 @@
 """Numbers of microbatches in flight at the same time, by chunk: the integers that multiply the saved-activation ledger.
 
 A microbatch is in flight on a chunk from the start of its forward to the end of its backward. If the backward is split, the end of I frees
-the tensors that only the input gradient needed, and those that W needs stay until the end of W: full, then pending. Chunks do not peak at
-the same time, so a rank's peak is the largest dot product of a vector below with the bytes of its chunks, never the sum of each chunk's own
-maximum. An overlapped forward begins before its backward has freed anything.
+the tensors that only the input gradient needs; tensors that W needs stay until the end of W: full, then pending. Chunks do not peak at the
+same time, so a rank's peak is the largest dot product of one of these vectors with the bytes of its chunks, which may be less than the sum
+of the chunks' maxima. An overlapped forward begins before its backward has freed anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class InFlight(NamedTuple):
     """Microbatches in flight at one point of a rank's order, for each of its chunks.
 
     Attributes:
-        full: Microbatches whose forward has begun and whose I (or whole backward) has not ended.
+        full: Microbatches whose forward has begun and whose I (or unsplit backward) has not ended.
         pending_weight: Microbatches whose I has ended and whose W has not.
     """
 
@@ -79,8 +79,8 @@ def receive_buffers(kind: str, pp: int, vpp: int, num_microbatches: int) -> tupl
 
     Returns:
         For each pp rank and chunk: (activations from the slot before, gradients from the slot after), in boundaries. The first slot
-        receives no activation, the last no gradient, and the middle slots of a V nothing from each other: they are on one rank. So are the
-        last slot of one copy of the model and the first of the other.
+        receives no activation, the last no gradient, and the middle slots of a V nothing from each other: they are on one rank. The last
+        slot of one copy of the model and the first of the other are not neighbours either.
 
     Raises:
         MegaplanError: MP310 for a kind that is not a schedule.

@@ -40,7 +40,7 @@ def rank_orders(pp: int, vpp: int, num_microbatches: int, *, pairs: bool = False
         pp: Pipeline degree.
         vpp: Slots per rank.
         num_microbatches: Microbatches of one schedule step.
-        pairs: True to run a forward and the backward after it as a pair. The warm-up then has one forward more, so that neither part of a
+        pairs: True to run a forward and the following backward as a pair. The warm-up then has one forward more, so that neither part of a
             pair waits for the other.
     """
     group = num_microbatches // num_rounds(pp, num_microbatches) if vpp > 1 else num_microbatches

@@ -8,7 +8,7 @@ from megaplan.schedules.actions import Action, ActionKind, Overlap, ScheduleStep
 
 
 class OrderWriter:
-    """Writes an order by chunk and kind; it counts the microbatches, and leaves out actions of microbatches that there are not.
+    """Writes an order by chunk and kind; it counts the microbatches, and omits actions of microbatches beyond their number.
 
     Attributes:
         order: Actions written so far.
@@ -21,7 +21,7 @@ class OrderWriter:
         self._owed: deque[tuple[int, Action]] = deque()
 
     def done(self, kind: ActionKind, chunk: int) -> int:
-        """Number of actions of a kind that were written for a chunk; a whole backward counts for each half."""
+        """Number of actions of a kind that were written for a chunk; an unsplit backward counts as both halves."""
         return self._next[kind, chunk]
 
     def forward(self, chunk: int) -> None:

@@ -26,5 +26,5 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:
 
 
 def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:
-    """Number of microbatches after which an order only repeats: with one slot per rank, those of the longest warm-up and two pairs."""
+    """Number of microbatches after which an order only repeats: with one slot per rank, of the longest warm-up and two pairs."""
     return interleaved.enough_microbatches(pp, vpp, num_microbatches) if vpp > 1 else min(num_microbatches, 2 * pp + 1)

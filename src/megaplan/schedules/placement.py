@@ -7,8 +7,8 @@ from typing import Literal, assert_never
 Placement = Literal["single", "loop", "v", "mirror"]
 """`single`: one slot per rank. `loop`: slot k on rank k mod pp, chunk k div pp. `v`: rank i owns slots i and 2·pp − 1 − i (R-27).
 
-`mirror`: the model has pp parts and two copies, of which rank i owns part i and part pp − 1 − i. The slots of the second copy are numbered
-on, pp to 2·pp − 1, so that their owners are those of a V.
+`mirror`: the model has pp parts and two copies, of which rank i owns part i and part pp − 1 − i. The slots of the second copy have numbers
+pp to 2·pp − 1, so that owners are as in a V.
 """
 
 

@@ -49,7 +49,7 @@ def few_microbatches(num_microbatches: int, pp: int) -> Problem:
 
 
 def fewer_than_slots(num_microbatches: int, pp: int, other: str = "zbv") -> Problem:
-    """The schedule needs a microbatch for every slot of a V; the `other` does not."""
+    """The schedule needs a microbatch for every slot of a V; the schedule `other` does not."""
     slots = 2 * pp
     detail = f"schedule.num_microbatches = {num_microbatches}, 2 · mesh.pp = {slots}, and {num_microbatches} < {slots}"
     return Problem("MP311", MICROBATCHES, detail, ((MICROBATCHES, (slots,)), (KIND, (other,))))
@@ -63,7 +63,7 @@ def odd_microbatches(num_microbatches: int) -> Problem:
 
 def odd_ranks(kind: str, pp: int) -> Problem:
     """The schedule pairs every rank with its mirror."""
-    detail = f"schedule.kind = {kind} pairs rank i with rank {pp - 1} − i, which hold the same layers, and mesh.pp = {pp} is odd"
+    detail = f"schedule.kind = {kind} pairs rank i with rank {pp - 1} − i, so mesh.pp = {pp} must be even"
     return Problem("MP313", PP, detail, ((PP, (pp + 1,)), (KIND, ("dualpipev",))))
 
 

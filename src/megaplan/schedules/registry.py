@@ -19,15 +19,16 @@ class RegisteredSchedule(NamedTuple):
     Attributes:
         placement: Assignment of slots to ranks.
         problems: Function of `pp`, `vpp`, `num_microbatches` that gives the reasons that it cannot run on them.
-        orders: Function of those that gives the actions of every rank, in order.
-        enough_microbatches: Function of those that gives a number of microbatches with all states of more (`megaplan.schedules.states`).
+        orders: Function of the same arguments that gives the actions of every rank, in order.
+        enough_microbatches: Function of the same arguments that gives a number of microbatches with all states that larger numbers have
+            (`megaplan.schedules.states`).
         torch_name: Name in `torch.distributed.pipelining.schedules.get_schedule_class`; None if torch does not have it.
         least_vpp: Fewest slots per rank.
         splits_backward: True if it has actions I and W instead of some or all B.
-        pairs: True if it has pairs of a forward and a whole backward (`megaplan.schedules.actions.Overlap`).
-        accumulates: True if a spec may have it with one pipeline rank, where it only accumulates gradients.
+        pairs: True if it has pairs of a forward and an unsplit backward (`megaplan.schedules.actions.Overlap`).
+        accumulates: True if a spec may have it with one pipeline rank, on which it only accumulates gradients.
         spare_inputs: Function of `pp` that gives the receive buffers of a stage's inputs in addition to its microbatches in flight, for
-            those that torch posts before it needs them; None if every microbatch has a buffer.
+            receives that torch posts early; None if every microbatch has a buffer.
         gradient_buffers: Function of `pp` that gives the receive buffers of a stage's gradients; None if every microbatch has one.
     """
 
@@ -160,8 +161,8 @@ def placement(kind: str) -> Placement:
 def cut_pipeline(kind: str, pp: int, vpp: int, num_microbatches: int) -> tuple[str, int, int, int]:
     """Kind, ranks, slots of a rank and microbatches of the pipeline whose slots are the parts of the model.
 
-    It is the schedule's own, except for two mirrored copies, where rank i and its mirror do what rank i of a V of half as many ranks does:
-    cuts load the ranks of both equally, and a step of the V is at most as long, since nothing is sent at its turn.
+    It is the schedule's own, except for two mirrored copies, whose rank i and its mirror do the same as rank i of a V of half the ranks:
+    cuts load the ranks of both equally, and a step of the V is at most as long, since its two middle slots exchange nothing.
     """
     return ("dualpipev", pp // 2, 2, num_microbatches // 2) if num_copies(placement(kind)) > 1 else (kind, pp, vpp, num_microbatches)
 
@@ -174,8 +175,8 @@ def schedule_problems(kind: str, pp: int, vpp: int, num_microbatches: int, *, pl
         pp: Pipeline degree.
         vpp: Slots per rank.
         num_microbatches: Microbatches of one schedule step.
-        planned: True for a spec, where one rank means no pipeline; false for a command about schedules only.
-        few: True for a runtime that runs 1F1B on fewer microbatches than ranks; torch's does not.
+        planned: True for a spec, in which one rank means no pipeline; false for a command about schedules only.
+        few: True for a runtime that runs 1F1B with fewer microbatches than ranks; torch does not.
     """
     schedule = SCHEDULES.get(kind)
     if schedule is None:
@@ -206,7 +207,7 @@ def actions(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
 
 @lru_cache(maxsize=2)
 def _orders(kind: str, pp: int, vpp: int, num_microbatches: int) -> Orders:
-    """Orders, cached because replay and bounds both need them; only a few, because those of a long schedule take megabytes."""
+    """Orders, cached because replay and bounds both need them; only a few, because long orders take megabytes."""
     return SCHEDULES[kind].orders(pp, vpp, num_microbatches)
 
 

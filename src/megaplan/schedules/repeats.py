@@ -9,7 +9,7 @@ Node = tuple[int, int, tuple[int, ...]]
 """An action in an order in which all can run one by one: rank, index into the linked orders' shapes, and nodes of other ranks whose
 results are transferred.
 
-Its dependencies on its own rank are before it there, so it waits only for these. A plain tuple: replays read millions, a named one takes
+Its dependencies on its own rank run before it there, so it waits only for these. A plain tuple: replays read millions, a named one takes
 a quarter longer.
 """
 
@@ -17,7 +17,7 @@ a quarter longer.
 class Repeat(NamedTuple):
     """Nodes from `start` to `stop`; from the second period on, each repeats the node one period before it for later microbatches.
 
-    Both have the same rank and shape, and wait for nodes at the same distance before them.
+    Both have the same rank and shape, and wait for nodes at equal distances before them.
 
     Attributes:
         start: The first node.
@@ -34,7 +34,7 @@ class Repeat(NamedTuple):
     def is_steady(self, stops: Sequence[int], later: int) -> bool:
         """True if every node that the next nodes wait for ended `later` than the node one period before it did.
 
-        By the equations of a replay, every further node of the stretch then ends `later` than the one a period before it.
+        By the equations of a replay, every further node of the stretch then ends `later` than the node one period before it.
         """
         first = len(stops) - self.reach
         if first < self.period:

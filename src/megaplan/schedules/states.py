@@ -1,8 +1,8 @@
 """States of a rank at which its memory can peak: the running action, the microbatches in flight, and each chunk's progress.
 
 One pass over a rank's action order gives them for every schedule, with or without split backwards. A budget multiplies their counts with
-bytes, and reads from the chunk states what else is allocated: a chunk's parameters are gathered from its first forward, its gradients exist
-from its first backward and are shards after their reduction.
+bytes, and reads the other allocated tensors from the chunk states: a chunk's parameters are gathered from its first forward, its gradients
+exist from its first backward and are shards after their reduction.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class RankState(NamedTuple):
         waiting: Microbatches of each chunk whose input half has ended and whose weight half has not.
         passed_gradients: Gradients that the later of two neighbouring stages on this rank has made and the earlier has not consumed.
         kept_inputs: Microbatches whose W of that later stage has not run although the earlier stage's backward has ended, so that its input
-            from the earlier stage is kept only for W; without the one whose W runs.
+            from the earlier stage is kept only for W; without the microbatch whose W runs.
         owns_input: True if the running W belongs to such a microbatch.
         states: State of each chunk before the action; an input half counts as a backward.
-        weight_grads: True for each chunk whose weight half or whole backward has ended, so that every gradient exists.
-        partner: Chunk of the backward that takes turns with the action, a forward; −1 if it runs alone.
+        weight_grads: True for each chunk whose weight half or unsplit backward has ended once, so that all its gradients exist.
+        partner: Chunk of the backward that alternates with this forward; −1 if the action runs alone.
     """
 
     kind: ActionKind
@@ -115,7 +115,7 @@ def states_of(
         vpp: Chunks of the rank.
         num_microbatches: Microbatches of a chunk, whose gradients are reduced after this many backwards.
         neighbours: True if the rank's two chunks are neighbours in the model, as on the last rank of a V.
-        interleaved: True if the parts of a pair take turns: they are one state, before either.
+        interleaved: True if the parts of a pair take turns: both are one state, before either runs.
 
     Returns:
         Distinct states. Of states that differ only in counts, only the largest counts are given. The usual place of a peak, a backward
@@ -171,7 +171,7 @@ def states_of(
 
 
 def _with_partners(order: tuple[ScheduleStep, ...], chunk_of: Sequence[int], *, interleaved: bool) -> Iterator[tuple[Action, int]]:
-    """Every computation of an order, with the chunk of the one that it takes turns with, or −1."""
+    """Every computation of an order, with the chunk of the computation with which it alternates, or −1."""
     for step in order:
         if interleaved and isinstance(step, Overlap):
             yield step.forward, chunk_of[step.backward.slot]

@@ -27,7 +27,7 @@ class SlotTimes(NamedTuple):
         weight: Time of W. A whole backward takes I + W.
         hidden_percent: Share of the shorter part of an overlapped forward and backward that the longer hides: 0 runs them in sequence, as
             torch does; at 100 the pair takes as long as its longer part.
-        courses: F and I + W of each slot, where the parts of an overlap take turns; empty if they do not.
+        courses: F and I + W of each slot if the parts of an overlap take turns; else empty.
     """
 
     forward: tuple[int, ...]
@@ -98,7 +98,7 @@ class LinkedOrders(NamedTuple):
         nodes: Every action, after all its dependencies.
         steps: The actions themselves, in the nodes' order.
         shapes: One action of each kind and slot, or of each pair that overlaps: actions of one shape take equally long.
-        places: Index of the time of each shape among those of F, of I, of W and of whole backwards of all slots; −1 for a pair.
+        places: Index of each shape's time in the list of F, I, W and unsplit backwards of all slots; −1 for a pair.
         repeat: The nodes that repeat between fill and drain.
     """
 
@@ -264,7 +264,7 @@ class _Results(NamedTuple):
     """Results of one kind of computation on one slot, by microbatch.
 
     Attributes:
-        turns: Time and rank at which they are made if all actions take equally long, time · ranks + rank. In this order of the nodes a
+        turns: Time and rank of each result if all actions have equal times, as time · ranks + rank. In this order of the nodes a
             repeating schedule is linked the same way every time.
         waiting: Ranks that wait for them.
     """
@@ -279,7 +279,7 @@ class _Results(NamedTuple):
 
 
 def _made(kind: ActionKind) -> ActionKind:
-    """Results of an action; a whole backward makes that of its input half too."""
+    """Results of an action; an unsplit backward also gives its input half's result."""
     return ActionKind.INPUT if kind is ActionKind.BACKWARD else kind
 
 

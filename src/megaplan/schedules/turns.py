@@ -1,8 +1,8 @@
 """A pair of a forward and a backward in turns, on a clock: one stream of computations, and one of exchanges, which runs them in order.
 
 A computation is a sequence of legs, each up to the start of an exchange. The forward begins. After the start of an exchange the other
-computation continues as soon as its own exchange has ended; when one has ended, the other runs alone. While the one that is left waits,
-only exchanges run: so a pair takes at least as long as its computations or its exchanges together, and at most as long as all of them.
+computation continues as soon as its own exchange has ended; when one has ended, the other runs alone. While the remaining one waits, only
+exchanges run. So a pair takes at least the sum of its computations and at least the sum of its exchanges, and at most the sum of all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Leg(NamedTuple):
 
 
 Legs = tuple[Leg, ...]
-"""The legs of a computation that end with an exchange, in order. What is left of its time follows the last one."""
+"""The legs of a computation that end with an exchange, in order. The rest of its time follows the last exchange."""
 
 
 def exchanged(legs: Legs) -> int:
@@ -34,12 +34,12 @@ def exchanged(legs: Legs) -> int:
 
 
 def rest(legs: Legs, length: int) -> int:
-    """Time of what follows the last exchange of a computation that takes `length` with its exchanges, alone."""
+    """Time after the last exchange of a computation that takes `length` when it runs alone, exchanges included."""
     return length - sum([leg.computing + leg.exchanging for leg in legs])
 
 
 def joined(first: Legs, length: int, then: Legs) -> Legs:
-    """Legs of two computations one after the other; `length` is that of the first."""
+    """Legs of two computations one after the other; `length` is the first one's."""
     return (*first, then[0]._replace(computing=then[0].computing + rest(first, length)), *then[1:]) if then else first
 
 
@@ -58,7 +58,7 @@ class Course(NamedTuple):
 
 
 def pair_length(forward: Course, backward: Course) -> int:
-    """Time of a pair in turns; at least that in which one host launches both."""
+    """Time of a pair in turns; at least the time in which one host launches both."""
     courses = [[*each.legs, Leg(rest(each.legs, each.length), 0)] for each in (forward, backward)]
     place, resumes, now, free, turn = [0, 0], [0, 0], 0, 0, 0
     while any(place[side] < len(courses[side]) for side in (0, 1)):

@@ -3,7 +3,7 @@
 Source: arXiv:2401.10241, figure 6 (ZB-V); `torch.distributed.pipelining.ScheduleZBVZeroBubble`. Every rank holds at most 2p chunk
 activations (m ≥ 2p); the stagger (p − 1)F remains in a step that ends with a synchronisation.
 
-With fewer than 2p − 1 microbatches the order is that of 2p − 1 with the missing ones left out.
+With fewer than 2p − 1 microbatches the order is that for 2p − 1 without the missing ones.
 """
 
 from __future__ import annotations

@@ -66,13 +66,13 @@ class MultiTokenPrediction(OptionsSection):
 
     Attributes:
         depth: Number of modules; each predicts one token further ahead.
-        pattern: Letters of a module's blocks, D for an MLP of its own; null for A, then D or, with `experts`, E.
+        pattern: Letters of a module's blocks, D for its own MLP; null for A, then D or, with `experts`, E.
         ffn_hidden_size: Width of a module's MLP; the width of experts is in model.moe.
         activation: Activation of that MLP.
         bias: Bias on every projection of that MLP.
         experts: Experts as in model.moe replace the MLP.
         side_embeddings: Modules add the model's side embeddings to the token embedding that they read, as the first stage does.
-        normed_input: Modules read hidden states after the norm that ends the model or the previous module, instead of before it.
+        normed_input: True if modules read hidden states after, instead of before, the final norm of the model or of the previous module.
         loss_weight: Weight of the mean of the modules' losses, added to the model's own loss.
     """
 
@@ -95,11 +95,11 @@ class MultiTokenPrediction(OptionsSection):
 
 
 SIDES = ("ngram", "structure", "platform", "layer_embeddings")
-"""Features that are embeddings in addition to that of tokens."""
+"""Embeddings in addition to the token embedding."""
 
 
 class NormGate(Section):
-    """Gates of norms before blocks: the result is multiplied by the sigmoid of two narrow products of it, with silu between.
+    """Gates of norms before blocks: the norm's result times the sigmoid of two low-rank products of it, with silu between.
 
     Attributes:
         rank: Width between the two products.
@@ -116,7 +116,7 @@ class HeadLayer(Section):
     Attributes:
         activation: Activation.
         bias: Bias on the product.
-        logits_bias: Bias on the logits, for a tied head; the bias of a head of its own is `head_bias`.
+        logits_bias: Bias on the logits, for a tied head; an untied head has `head_bias`.
     """
 
     activation: Literal["gelu", "silu", "relu"] = "gelu"
@@ -176,12 +176,13 @@ class Model(OptionsSection):
         head_bias: Bias on the head.
         head_layer: A layer between the last norm and the head; null for none.
         learned_positions: Rows of a learned embedding of positions, added to the token embedding; null for none.
-        embedding_norm: A norm of what the embedding makes, after its factor and positions.
+        embedding_norm: A norm on the embedding's output, after its factor and positions.
         norm: The norm of every block and before the head: rmsnorm or rmsnorm_no_scale, layernorm with a bias, or layernorm_no_bias.
-        norm_placement: Before each block (pre), on what it adds to the residual stream (post), or both.
+        norm_placement: Before each block (pre), on its output before the residual addition (post), or both.
         parallel_layers: Layers that read the normed input of the layer before them: 0-based global indices, rising.
-        added_norm_layers: Layers with a norm on what they add too, in a model with norms before each block: global indices, rising.
-        post_norm_layers: Layers whose only norm is on what they add, in a model with norms before each block: global indices, rising.
+        added_norm_layers: Layers with an additional norm on their output, in a model with norms before each block: global indices,
+            ascending.
+        post_norm_layers: Layers whose only norm is on their output, in a model with norms before each block: global indices, ascending.
         unnormed_layers: Layers without a norm, in a model with norms before each block: global indices, rising.
         norm_gate: Gates of the norms before blocks; null for none.
         stream_scale: A learned factor of each channel of the stream before a block adds to it.
@@ -304,7 +305,7 @@ class Model(OptionsSection):
 
     @model_serializer(mode="wrap")
     def _given_options(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Writes sections of later families only where they are given, so that adding a family changes no plan's digest."""
+        """Writes sections of later families only if given, so that adding a family changes no plan's digest."""
         fields, written = type(self).model_fields, handler(self)
         later = {key for key, value in written.items() if value is None and key not in _ALWAYS}
         later |= {key for key in self.options if getattr(self, key) == fields[key].default}

@@ -1,6 +1,6 @@
-"""Settings of a spec that a launch file carries in addition to its arguments, because the launched framework has none for them.
+"""Settings of a spec that a launch file carries in addition to its arguments, because the launched framework has no arguments for them.
 
-A script has them in comments, a file of sections in a section of their own; an import of the file applies them like `--set`.
+A script has them in comments, a file of sections in their own section; an import of the file applies them like `--set`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECTION = "megaplan"
 
 
 def unsaid_settings(spec: Spec, keys: Sequence[str], always: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
-    """(key, plain value) of dotted keys whose values are not the schema's defaults, and of those in `always`."""
+    """(key, plain value) of dotted keys with other values than the schema's defaults, and of the keys in `always`."""
     for key in dict.fromkeys((*keys, *always)):
         *path, name = key.split(".")
         section: Any = reduce(_part, path, spec)
@@ -40,7 +40,7 @@ def _part(section: Any, name: str) -> Any:
 
 
 def commented_settings(spec: Spec, keys: Sequence[str], always: Sequence[str] = ()) -> list[str]:
-    """Comments with the settings that no argument says, one per key; the arguments are those of `unsaid_settings`."""
+    """Comments with the settings that no argument expresses, one per key; parameters as for `unsaid_settings`."""
     return [f"{MARK}{key}={json.dumps(value, ensure_ascii=False)}" for key, value in unsaid_settings(spec, keys, always)]
 
 

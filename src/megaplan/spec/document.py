@@ -165,7 +165,7 @@ class _Reader:
             raise self._stop("MP117", f"more than {MAX_DEPTH} lists or mappings inside each other", event)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                self._add("MP114", f"*{event.anchor} is inside the value that it names, or no value before it has that name", event)
+                self._add("MP114", f"*{event.anchor} is inside its own anchor's value, or no earlier value has this anchor", event)
             return self._anchors.get(str(event.anchor))
         if event.tag is not None:
             self._add("MP113", f"{dotted(path) or 'the document'} has the tag {quoted(event.tag)}", event, hints=("remove the tag",))
@@ -209,7 +209,7 @@ class _Reader:
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> Diagnostic:
         mark = error.problem_mark or error.context_mark
         if mark is not None and mark.line >= self._num_lines and error.context_mark is not None:
-            mark = error.context_mark  # what is not closed at the end of the text is found where it begins
+            mark = error.context_mark  # a bracket that is not closed is reported at its beginning
         problem = error.problem or "the text is not complete"
         context = f" {error.context}" if error.context else ""
         if error.context and error.context_mark is not None and mark is not None and error.context_mark.line != mark.line:
@@ -218,7 +218,7 @@ class _Reader:
         if "tab" in problem:
             hints.append("indent with spaces")
         elif "mapping values are not allowed" in problem:
-            hints.append("quote a value that holds a colon, and begin every key on a line of its own or inside {}")
+            hints.append("quote a value that has a colon, and put every key on its own line or inside {}")
         elif "cannot start any token" in problem:
             hints.append("quote a value that begins with @, `, % or a tab")
         where = Location(self._file)

@@ -51,7 +51,7 @@ def kinds_of(path: KeyPath) -> tuple[str, ...]:
 
 
 def keys_of(annotation: Any, value: Any) -> dict[str, Any]:
-    """The keys of a type's sections, with their types; those of the kind that a value states, if there are several kinds."""
+    """The keys of a type's sections, with their types; if there are several kinds, of the kind that a value states."""
     keys: dict[str, Any] = {}
     for model in _models(annotation, value):
         for name, info in model.model_fields.items():
@@ -75,7 +75,7 @@ def defaults_of(path: KeyPath, document: Any) -> list[Any]:
 
 
 def accepts(path: KeyPath, value: Any, document: Any) -> bool:
-    """True if a key takes a value, as far as its type alone says; what is within a section is not judged."""
+    """True if a key accepts a value by its type; contents of a section are not checked."""
     annotation = legal_keys(path[:-1], document).get(str(path[-1]))
     if annotation is None or isinstance(value, Mapping):  # a key of another kind than the document's
         return annotation is None or bool(legal_keys(path, document))

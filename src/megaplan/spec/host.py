@@ -42,13 +42,13 @@ class DeviceRef(Section):
     Attributes:
         name: Name of a device of the data file.
         per_node: Devices per node, which share its fast fabric.
-        efficiency_percent: Percent of peak for a letter's linears, head, a kernel, memory, node, network, host; others are the data file's.
-        launch_ns: Launch time of one kernel in addition to its work; null for the data file's.
+        efficiency_percent: Percent of peak for a letter's linears, head, a kernel, memory, node, network, host; others as in the data file.
+        launch_ns: Launch time of one kernel in addition to its work; null for the data file's value.
         collective_latency_ns: Latency of one send or collective in addition to the transfer of its bytes; null for the data file's.
         recurrence_step_ns: Time of one step of a recurrence; null for the data file's.
         capacity: Bytes that torch reports as the device's total; null for the data file's.
-        reserve: Bytes outside torch's allocator, by item; items that are not given are the data file's.
-        peak_flops: Dense FLOPs per second by dtype; dtypes that are not given are the data file's.
+        reserve: Bytes outside torch's allocator, by item; other items as in the data file.
+        peak_flops: Dense FLOPs per second by dtype; other dtypes as in the data file.
         memory_bytes_per_second: Bandwidth of device memory; null for the data file's.
         node_bytes_per_second: Bandwidth to the other devices of a node, one direction; null for the data file's.
         network_bytes_per_second: Bandwidth of a device's adapter, one direction; null for the data file's.
@@ -91,7 +91,7 @@ class Pool(Section):
     """Devices of another type, on which the next stages of the pipeline lie.
 
     Attributes:
-        count: Devices: those of whole stages.
+        count: Number of devices, a multiple of a stage's.
         device: The device.
     """
 
@@ -121,7 +121,7 @@ def fabric_size(section: DeviceRef) -> int:
         return section.domain
     try:
         domain = load_device(section.name).domain.value
-    except MegaplanError:  # reported by a rule of its own
+    except MegaplanError:  # another rule reports it
         return section.per_node
     return domain if domain > NODE else section.per_node
 
@@ -158,16 +158,17 @@ RELEASED = ("megatron-bridge", "nemo")
 
 
 class Host(Section):
-    """The framework that runs the plan. `kernels`, `libraries` are megarun's; keys from compile_model on torchtitan's, then MaxText's.
+    """The framework that runs the plan.
 
+    `kernels` and `libraries` belong to megarun; keys from compile_model on to torchtitan, then to MaxText.
     Every key has the host's own default. megarun and Megatron-Core have `cuda_graphs`, `optimizer_offload`, and `expandable_segments`.
 
     Attributes:
         name: megarun, megatron for Megatron-Core with Transformer Engine, torchtitan, or maxtext.
         kernels: Triton's kernels, or plain torch (reference). On a CPU plain torch computes both, and keeps what the kernels keep.
-        libraries: Optional packages that run in place of own kernels what they take, on Hopper; memory and time are then theirs.
+        libraries: Optional packages that replace megarun's kernels for supported cases on Hopper, with their memory and time.
         expandable_segments: torch's allocator grows a stream's memory in place; null for the host's default: on, for Megatron off.
-        model: hybrid is Megatron's HybridModel, one operator per letter; gpt its GPTModel, whose layer is an A and the D or E after it.
+        model: hybrid is Megatron's HybridModel, one operator per letter; gpt its GPTModel, whose layer is an A followed by a D or E.
         attention_backend: Kernel of attention: fused is cuDNN's, unfused keeps the probabilities; auto is Transformer Engine's choice.
         cross_entropy: unfused (Megatron's default), native, te (Transformer Engine before 2.18) or te_fp32 (2.18, fp32 gradient).
         wgrad_fusion: Weight gradients accumulate in the GEMM; Transformer Engine then keeps one dummy gradient per weight shape.
@@ -175,12 +176,13 @@ class Host(Section):
         hidden_dropout: Above 0, each operator keeps a mask of one byte an element; Megatron's default is 0.1.
         attention_dropout: Above 0, unfused attention keeps a mask and dropped probabilities, fused takes longer; Megatron's default is 0.1.
         cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG, KiB of each of two handles; null for torch's default (Hopper: 32,768).
-        distributed_optimizer: Optimizer state is sharded over dp_shard · cp; off, every data rank has all of it.
-        precision_aware_optimizer: Adam with the dtypes of precision.moments; where its kernel holds fp32 masters, their lower 16 bits only.
-        exp_avg_sq_dtype: Dtype of the second of the optimizer's moments; null for that of the first, precision.moments.
+        distributed_optimizer: Optimizer state is sharded over dp_shard · cp; if off, it is replicated.
+        precision_aware_optimizer: Adam with the dtypes of precision.moments; if its kernel holds fp32 masters, it stores only their lower
+            16 bits.
+        exp_avg_sq_dtype: Dtype of the optimizer's second moment; null for the first moment's, precision.moments.
         optimizer: Optimizer where optimizer.matrix is adamw: adam, or lion or sgd, which keep one moment.
-        optimizer_recipe: fp8 recipe that the optimizer is configured with; null for precision.recipe's, or delayed without one.
-        layer_wise_layout: Muon's matrices are whole in shards of a padded buffer (Megatron's default since 2026-05); off, sorted by size.
+        optimizer_recipe: fp8 recipe of the optimizer's configuration; null for precision.recipe's, or delayed without one.
+        layer_wise_layout: Muon's matrices are unsharded, assigned by a padded buffer (Megatron's default since 2026-05); off, by size.
         optimizer_offload: Fraction of the optimizer's state that is in host memory, under Megatron with its step; null for none.
         activation_offload: Letters of layers whose kept tensors are in host memory between forward and backward; never the last layer.
         recompute_modules: Modules of selective recompute in addition to core_attn, which is recompute A: selective.
@@ -191,22 +193,22 @@ class Host(Section):
         moe_grouped_gemm: One GEMM for all experts of a rank.
         moe_permute_fusion: Transformer Engine sorts rows to experts and back.
         moe_shared_overlap: The shared expert overlaps the dispatch; it then keeps its input gathered over tp.
-        moe_overlap: Expert communication overlaps computation; under megarun that of a schedule's pairs, which take turns.
+        moe_overlap: Expert communication overlaps computation; under megarun in a schedule's pairs, which take turns.
         fused_squared_relu: Weighting and squared ReLU of experts in one kernel.
         tp_comm_overlap: User buffers for tensor-parallel communication.
         microbatch_group_size: Consecutive microbatches of a virtual stage; null for pp.
         transformer_impl: Transformer Engine's modules (Megatron's default), or Megatron's own: attention is not fused or, in 2023, flash.
         flash_version: Generation of FlashAttention in Megatron's own modules; null for the first.
         rope_fusion: One kernel rotates in Megatron's own modules; null for the framework's: all except gpt-neox.
-        distribute_saved_activations: Tensor ranks share what full recompute keeps, where sequence_parallel is off.
+        distribute_saved_activations: Tensor ranks shard the checkpoints of full recompute, if sequence_parallel is off.
         all_reduce_gradients: Own modules in DeepSpeed's bf16 pipelines: 16-bit gradients stay as well as the sums, which are all-reduced.
         sequence_parallel: Norms and the residual stream are sharded over tokens if mesh.tp > 1; off, every rank has all tokens.
-        moe_router_dtype: Dtype of routing probabilities; null for that of the residual stream.
+        moe_router_dtype: Dtype of routing probabilities; null for the residual stream's.
         moe_load_balancing: The router's balancing, weighted by model.moe.balance_loss_coefficient; Megatron's own default is aux_loss.
-        deterministic_mode: Deterministic kernels; without moe_permute_fusion the combination of experts' rows then keeps those rows.
+        deterministic_mode: Deterministic kernels; without moe_permute_fusion the combination of experts' rows then saves the rows.
         mtp_repeated: All prediction depths share one module's parameters.
         cuda_graphs: Work of graphs: microbatch (megarun's default), step (microbatches and the update), layers, iteration; null: default.
-        cuda_graph_modules: Modules in the graphs of layers; empty for whole layers.
+        cuda_graph_modules: Modules in the graphs of layers; empty for all modules of a layer.
         offload_modules: Modules whose inputs are offloaded to host memory while other layers run.
         delayed_wgrad: Weight gradients of a layer are computed after all of its input gradients.
         deferred_head_microbatches: Microbatches whose head weight gradients are computed at the end of the step; null for none.
@@ -215,7 +217,7 @@ class Host(Section):
         offloaded_layers: Number of first layers whose activations are all on the host between forward and backward; null for none.
         fsdp_unit_elements: Elements that Megatron-FSDP gathers and reduces at once; null for its default, 1,000 million.
         fsdp_double_buffer: Megatron-FSDP gathers and reduces in two permanent buffers, each of one layer.
-        fsdp_max_pool: Double buffers of Megatron-FSDP are of the largest layer and serve all layers, not those of one size.
+        fsdp_max_pool: Double buffers of Megatron-FSDP have the largest layer's size and serve all layers, not only layers of one size.
         fsdp_persistent_buffers: Everything else has permanent buffers too where Megatron-FSDP has double buffers.
         fsdp_keeps_transposes: Megatron-FSDP keeps the transposes of FP8 weights of all layers.
         fragmentation_percent: Percent reserved above allocated; a fitted figure. Published: 0 to 39.
@@ -227,13 +229,13 @@ class Host(Section):
         compile_loss: torch.compile of the loss, which then keeps only the logits.
         eager_combine: Outputs of routed experts are scaled outside torch.compile, as from November 2025 to torchtitan's files in Python.
         checkpoint_every: Every n-th transformer block follows the recompute policy.
-        checkpoints: halves makes attention, and MLP or experts, a selective checkpoint each; eager attention then runs again as a whole.
+        checkpoints: halves makes attention, and MLP or experts, separate selective checkpoints; eager attention is then fully recomputed.
         repeat_kv: Keys and values are repeated for every query head before attention, as in torchtitan until 2025.
-        fsdp_ends: separate shards the embedding, and norm with head, as groups of their own; root, until July 2025, as one that stays.
+        fsdp_ends: separate: embedding, and norm with head, are two FSDP groups; root, until July 2025: one group, never resharded.
         async_tensor_parallel: TP gathers and reductions overlap TP products.
         keep_pipeline_outputs: The last stage keeps all logits until the step ends and concatenates them, as torch's schedules until 2.9.
         foreach_optimizer: AdamW with torch's foreach kernels instead of the fused one; roots of the second moments are temporary tensors.
-        remat_policy: Names of the tensors that MaxText saves where recompute.default is selective; custom for those of remat_tensors.
+        remat_policy: Policy that names the tensors MaxText saves if recompute.default is selective; custom for remat_tensors.
         remat_tensors: Place of each tensor that custom saves: device, or offload for host memory.
         layers_per_block: Decoder layers of MaxText that one iteration of its scan runs, and backward runs again together.
         num_vocab_tiling: Parts of the tokens for which logits and loss are computed one after another.
@@ -323,7 +325,7 @@ class Host(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_usual_dispatcher(cls, given: Any) -> Any:
-        """Null for a dispatcher that is the host's default, so that a spec which states it equals one which does not."""
+        """Null for the host's default dispatcher, so that stating it changes nothing."""
         if isinstance(given, dict) and "moe_dispatcher" in given:
             kind = HOSTS.get(str(given.get("name", cls.model_fields["name"].default)))
             if kind is not None and given["moe_dispatcher"] == kind.dispatchers[0]:
@@ -337,7 +339,7 @@ class Host(Section):
 
     @property
     def block_layers(self) -> int:
-        """Layers of one of the host's blocks, which no cut separates: those of the host, and two of Megatron's GPTModel."""
+        """Number of layers in a block of the host, which no cut separates; two for Megatron's GPTModel."""
         return 2 if self.model == "gpt" else self.kind.block_layers
 
     @property
@@ -357,7 +359,7 @@ class Host(Section):
 
     @property
     def gathers_tokens(self) -> bool:
-        """True if megarun gathers the tokens of all ranks, instead of the rows of a rank's experts."""
+        """True if megarun gathers the tokens of all ranks instead of sending rows to their experts."""
         return self.kind.trained and self.dispatcher == "allgather"
 
     @property
@@ -371,12 +373,12 @@ class Host(Section):
         return self.kernels == "triton" and self.has_kernels
 
     def uses(self, library: LibraryName) -> bool:
-        """True if an optional package runs what it takes."""
+        """True if an optional package runs the cases that it supports."""
         return library in self.libraries and self.uses_triton
 
     @model_serializer(mode="wrap")
     def _own_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Writes only the host's own keys, and later keys only where they are given, so that a new key changes no plan's digest."""
+        """Writes only the host's own keys, and later keys only if given, so that a new key changes no plan's digest."""
         usual = {
             "cuda_graphs": self.graphs == self.kind.graphs[0],
             "moe_dispatcher": self.kind.trained and self.dispatcher == self.kind.dispatchers[0],

@@ -24,13 +24,13 @@ def is_model_name(path: str) -> bool:
 
 
 def cached_config(name: str) -> Path | None:
-    """The config of a model in the local cache: that of the branch main if the cache has it, else of the latest snapshot.
+    """The config of a model in the local cache: from the branch main if cached, else from the latest snapshot.
 
     Args:
         name: `org/model`.
 
     Returns:
-        The file; None if the text is not a model name, or the cache has no config of it.
+        The file; None if the text is not a model name, or the cache lacks the model's config.
     """
     if not is_model_name(name):
         return None
@@ -73,7 +73,11 @@ def fetch_config(name: str) -> Path:
         with urlopen(asked, timeout=TIMEOUT_SECONDS) as answer:
             text, commit = answer.read(MAX_CONFIG_BYTES + 1), answer.headers.get("X-Repo-Commit") or ""
     except HTTPError as error:
-        why = {401: "the model is gated or does not exist", 403: "the model is gated", 404: "it has no such model, or no config of it"}
+        why = {
+            401: "the model is gated or does not exist",
+            403: "the model is gated",
+            404: "there is no such model, or it has no config.json",
+        }
         detail = f"{address}: status {error.code}{', ' + why[error.code] if error.code in why else ''}"
         raise refuse("MP825", detail, f"hf download {name} {CONFIG}") from None
     except (OSError, ValueError) as error:

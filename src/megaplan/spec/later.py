@@ -1,4 +1,4 @@
-"""Sections whose models are loaded where a spec has them, so that other specs are read without them."""
+"""Sections whose models are loaded only if a spec has them."""
 
 from __future__ import annotations
 

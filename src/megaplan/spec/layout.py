@@ -23,7 +23,7 @@ class Mesh(OptionsSection):
         etp: Ranks over which each expert is sharded.
         vocab_parallel: Shard embedding, head and loss over the vocabulary on the tp axis.
         context_exchange: Tensors of latent attention that the ranks of cp gather: keys and values of all heads, or latents to expand.
-        towers: Parts of a stated encoder on the ranks of tp: each has and runs it whole, or a share of heads, widths and patches.
+        towers: Parts of a stated encoder on the ranks of tp: replicated, or split by heads, widths and patches.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"context_exchange", "towers"})
@@ -83,7 +83,7 @@ class Mesh(OptionsSection):
 
     @property
     def experts_travel(self) -> bool:
-        """True if rows go to other ranks' experts, or slices of them."""
+        """True if rows are sent to experts, or slices of experts, on other ranks."""
         return self.ep * self.etp > 1
 
     @property
@@ -93,7 +93,7 @@ class Mesh(OptionsSection):
 
 
 def _without_default(schema: dict[str, Any]) -> None:
-    """Drop the default of a key that has none of its own: it follows from other sections (`Spec.with_own_resharding`)."""
+    """Drop the default of a key that follows from other sections (`Spec.with_own_resharding`)."""
     del schema["default"]
 
 
@@ -116,10 +116,10 @@ class Sharding(OptionsSection):
     """Parameters, gradients and optimizer state on data ranks.
 
     Attributes:
-        mode: `fsdp` shards them over dp_shard; under `ddp` every data rank has all of them, and gradients are all-reduced once a step.
+        mode: `fsdp` shards state over dp_shard; `ddp` replicates it on all data ranks and all-reduces gradients once per step.
         reshard_after_forward: Free gathered parameters after forward, gather them for backward; FSDP2's default: true if sharded, pp 1.
         reshard_size: Neighbouring ranks that keep parts of a unit's gathered parameters for its backward; null for stored shards alone.
-        prefetch: Units that are gathered before one runs, in forward and in backward; null for one, in forward only with ep or etp.
+        prefetch: Number of units gathered ahead, in forward and in backward; null for 1, in forward only with ep or etp.
         wrap: Unit that FSDP2 gathers and reduces together: a layer, so many consecutive layers of a stage, or a stage with all its layers.
     """
 
@@ -143,7 +143,7 @@ class Sharding(OptionsSection):
 
     @property
     def unit_layers(self) -> int:
-        """Consecutive layers of a stage that are a unit of FSDP2; 0 if all of them are in the stage's."""
+        """Consecutive layers of a stage that form a unit of FSDP2; 0 if the stage is one unit."""
         return self.wrap if isinstance(self.wrap, int) else int(self.wrap == "block")
 
     @property
@@ -160,7 +160,7 @@ class Sharding(OptionsSection):
 
 
 def keepers_of(size: int, degree: int) -> int:
-    """Ranks that keep the parameters of a group of so many ranks between forward and backward: parts of the group, or all of it."""
+    """Ranks over which a group of this size shards parameters between forward and backward: a part of the group, or all."""
     return size if 0 < size < degree and degree % size == 0 else degree
 
 
@@ -184,7 +184,7 @@ class ScheduleSection(Section):
 
     @property
     def distinct_steps(self) -> int:
-        """Number of schedule steps of an update with different memory: the first, the last, and one for all those between.
+        """Number of schedule steps of an update with different memory: the first, the last, and one that represents all between.
 
         The first finds no gradients, and only the last reduces them.
         """

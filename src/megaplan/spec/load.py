@@ -84,7 +84,7 @@ def check_spec(spec: Spec, document: Document) -> LoadedSpec:
 
 
 def _of_arguments(found: Sequence[Diagnostic], document: Document) -> Sequence[Diagnostic]:
-    """The diagnostics, with hints for the command line where they are about one of its values, or about an import, which has no lines."""
+    """The diagnostics; one about a command-line value, or about an import (which has no lines), gets hints for the command line."""
     imported = not document.source.marks and document.source.file is not None
     if not found or not (document.source.overrides or imported):
         return found

@@ -1,14 +1,14 @@
-"""Sizes of a rank: those of its blocks, what a microbatch sends from a stage to the next, and shards that are gathered in fewer bits.
+"""Sizes of a rank: of its blocks, of a microbatch's transfer between stages, and of shards that are gathered in fewer bits.
 
 With `precision.recipe.param_gather` a rank packs its shard of a weight (`megakernels.ops.fp8_linear.weights`), and FSDP2 gathers the rows
 of bytes. Weights of the linears that a recipe covers are packed if each shard has whole blocks of scales; the rest is gathered as without
-the key: gates of one row, layers of `first_last_bf16`, head and prediction depths. What FSDP2 does not shard has no gather, and nothing
-changes.
+the key: gates of one row, layers of `first_last_bf16`, head and prediction depths. Tensors that FSDP2 does not shard have no gather and do
+not change.
 
 MXFP8 and rows with a scale each have other elements for the forward product than for the gradient of the input. As in Transformer Engine,
-forward gathers those of the one and backward those of the other, and both at once where one gather serves both products: where gathered
-parameters are kept, in whole or in part, where backward runs a layer's linears again, as attention that gathers latents does, and under a
-pipeline, whose next forward reads what a backward has gathered.
+forward gathers the one copy and backward the other, or both at once if one gather serves both products: where gathered parameters are kept,
+in whole or in part, where backward runs a layer's linears again, as attention that gathers latents does, and under a pipeline, whose next
+forward reads what a backward has gathered.
 
 Source: Transformer Engine, `fsdp_pre_all_gather` of `pytorch/tensor/mxfp8_tensor.py`; torchao 0.18, `float8/fsdp_utils.py`.
 """
@@ -43,11 +43,11 @@ from megaplan.spec.low_precision import keeps_plain
 from megaplan.spec.models import Spec
 
 ALIGNMENT_BYTES = 16
-"""Alignment of a value in a packed tensor: kernels read views of it like storages of their own."""
+"""Alignment of a value in a packed tensor: kernels read views of it like separate tensors."""
 
 
 class Part(NamedTuple):
-    """A part of what crosses a boundary: the stream, or a value.
+    """A part of the transfer between stages: the stream, or a value.
 
     Attributes:
         value: The value; None for the stream.
@@ -75,7 +75,7 @@ class Boundary(NamedTuple):
 
     Attributes:
         stream: The residual stream, all its streams.
-        values: Values of earlier layers that later layers read, by the layers that hand them on.
+        values: Values of earlier layers that later layers read, by the layers that pass them on.
     """
 
     stream: Part
@@ -120,7 +120,7 @@ def local_dims(spec: Spec, *, is_last_cp_rank: bool = True) -> Dims:
 
 
 def boundary(spec: Spec, dims: Dims, cut: int) -> Boundary:
-    """The tensors that a stage which begins with layer `cut` receives, and the stage before it sends."""
+    """The tensors that a stage beginning with layer `cut` receives from the previous stage."""
     stream = Part(None, dims.boundary, spec.precision.activations)
     return Boundary(stream, tuple([part for value, part in payload_parts(spec, dims) if value.crosses(cut)]))
 
@@ -153,7 +153,7 @@ class PackedShards(NamedTuple):
         maxima_bytes: Largest magnitudes of their weights, fp32, where scales depend on them.
         elements: Elements of the shards.
         packed_bytes: The same packed.
-        making_bytes: Most bytes while they are packed one after another, of those that are packed too.
+        making_bytes: Most bytes while they are packed one after another, results included.
     """
 
     maxima_bytes: int = 0
@@ -170,7 +170,7 @@ class PackedGather(NamedTuple):
         families: Letters whose linears the recipe covers.
         layers: The layers that it covers: the first, and the first after them.
         both: Letters whose weights are gathered in the form of both products at once.
-        degrees: Ranks that share a dense weight, and those that share a bank.
+        degrees: Numbers of ranks that share a dense weight, and that share a bank.
     """
 
     scaling: str
@@ -185,7 +185,7 @@ class PackedGather(NamedTuple):
         return family in self.families and name.startswith("layers.") and first <= int(name.removeprefix("layers.")) < behind
 
     def shard_bytes(self, family: str, name: str, shape: tuple[int, ...]) -> int | None:
-        """Bytes of a packed shard of a covered block's tensor with this local shape; None if it is gathered as it is."""
+        """Bytes of a packed shard of a covered block's tensor with this local shape; None if it is gathered unpacked."""
         if not multiplies(name, shape) or not self.fits(shape):
             return None
         return self.rows(shape) * packed_columns(shape[-1], self.scaling) * (1 + (family in self.both))
@@ -196,14 +196,14 @@ class PackedGather(NamedTuple):
         return self.degree(shape) > 1 and packs(self.rows(shape), shape[-1], self.scaling) and height % PACKED_ROWS[self.scaling] == 0
 
     def why_whole(self, shape: tuple[int, ...]) -> str:
-        """Reason why the weight of a covered block's linear, with this local shape, is gathered as it is."""
+        """Reason why the weight of a covered block's linear, with this local shape, is gathered unpacked."""
         if self.degree(shape) == 1:
             return "of no other rank"
         rows, columns = PACKED_ROWS[self.scaling], PACKED_COLUMNS[self.scaling]
         return f"shards of {self.rows(shape)} × {shape[-1]}, not of multiples of {rows} rows and {columns} columns"
 
     def rows(self, shape: tuple[int, ...]) -> int:
-        """Rows of a shard; a bank has those of all its matrices."""
+        """Rows of a shard; for a bank, of all its matrices."""
         return -(-prod(shape[:-1]) // self.degree(shape))
 
     def degree(self, shape: tuple[int, ...]) -> int:

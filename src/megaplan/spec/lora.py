@@ -22,8 +22,8 @@ class Lora(Section):
         alpha: Scale of the adapters' product, before the division by rank.
         families: Adapted linears: letters, for all their linears, or names (`q_proj`, `shared.up_proj`); null for all linears of layers.
         dtype: Dtype in which a rank stores its shards of the frozen parameters; null for `precision.params`.
-        base: Form of the frozen linears' weights: nf4 or int8, made whole for each product; null to keep them in `dtype`.
-        base_block: Columns of such a weight that share their largest magnitude.
+        base: Format of the frozen linears' weights: nf4 or int8, dequantised for each product; null to keep them in `dtype`.
+        base_block: Block size: columns of such a weight with a common largest magnitude.
         double_quant: The magnitudes of blocks are in eight bits, with a mean and a step of each row; else in fp32.
     """
 

@@ -18,7 +18,7 @@ class LowPrecision(Section):
         format: hybrid multiplies gradients as e5m2; null for the recipe's default: hybrid for per-tensor scales, e4m3 for others.
         families: Letters whose linears and expert banks use the recipe; null for all.
         first_last_bf16: Number of layers at each end of the stack that keep 16 bits.
-        param_gather: Weights are gathered in the recipe's type, and there is no 16-bit copy; Megatron-Core stores them in it, too.
+        param_gather: Weights are gathered in the recipe's type, and there is no 16-bit copy; Megatron-Core also stores them in it.
         head: The output projection uses the recipe too.
         prediction: Multi-token prediction uses the recipe too.
         attention: The attention core uses the recipe too; megarun takes it under fp8_current.
@@ -46,5 +46,5 @@ class LowPrecision(Section):
 
 
 def keeps_plain(own: DType, params: DType) -> bool:
-    """True if layers with an own dtype multiply in it under a recipe, too: it is neither that of other layers nor bf16."""
+    """True if layers with a separate dtype multiply in it even under a recipe: it is not bf16 and not the other layers' dtype."""
     return own not in (params, DType.BF16)

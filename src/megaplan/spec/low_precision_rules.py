@@ -47,7 +47,7 @@ def _dimensions(checked: Checked, recipe: LowPrecision) -> Iterator[Diagnostic]:
 
 
 def widths(spec: Spec) -> Iterator[tuple[str, str, int]]:
-    """Widths of a rank's linears: key, equation, value."""
+    """Widths of a rank's linears, each as key, equation and value."""
     model, tp, etp = spec.model, spec.mesh.tp, spec.mesh.etp
     yield "model.hidden_size", "model.hidden_size", model.hidden_size
     attention = model.attention

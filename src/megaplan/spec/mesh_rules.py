@@ -133,7 +133,7 @@ def _latents(checked: Checked) -> Iterator[Diagnostic]:
     elif checked.letters is not None:
         choose = () if attention.indexer is None else (*attention.indexer.layers, *attention.indexer.shared_layers)
         if all(letter != "A" or layer in choose for layer, letter in enumerate(checked.letters)):
-            reason = "every A layer chooses its keys, or there is none"
+            reason = "no A layer attends to all keys"
     if reason is not None:
         yield checked.error("MP213", f"mesh.context_exchange = latents, and {reason}", "mesh.context_exchange", "context_exchange: heads")
 

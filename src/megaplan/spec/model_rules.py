@@ -73,7 +73,7 @@ def model_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _towers(checked: Checked) -> Iterator[Diagnostic]:
-    """Rules of encoders, and the one note that says what a count of them leaves out."""
+    """Rules of encoders, and the note on parts that a count of parameters excludes."""
     towers = checked.spec.model.towers
     if towers is None:
         yield from unused_images(checked)
@@ -115,7 +115,7 @@ def _parallel_layers(checked: Checked) -> Iterator[Diagnostic]:
 
 
 PLACED = ("post_norm_layers", "added_norm_layers", "unnormed_layers")
-"""Lists of layers whose norms are at other places than the model's."""
+"""Lists of layers whose norms are placed differently from the model's."""
 
 
 def _post_norms(checked: Checked) -> Iterator[Diagnostic]:
@@ -135,9 +135,9 @@ def _post_norms(checked: Checked) -> Iterator[Diagnostic]:
     for one, other in combinations(PLACED, 2):
         if both := sorted(set(getattr(model, one)) & set(getattr(model, other))):
             detail = f"layer {both[0]} is in {one} and in {other}"
-            yield checked.error("MP715", detail, f"model.{other}", f"remove {both[0]} from one of them")
+            yield checked.error("MP715", detail, f"model.{other}", f"remove {both[0]} from one of the lists")
     if model.unnormed_layers and model.parallel_layers:
-        detail = "unnormed_layers and parallel_layers are given, and a layer without a norm of its own has one form"
+        detail = "unnormed_layers and parallel_layers are both given, but only one of them can describe a layer without its own norm"
         yield checked.error("MP715", detail, "model.unnormed_layers", "parallel_layers: []")
 
 
@@ -199,12 +199,12 @@ def _without(checked: Checked, key: str, given: Mapping[str, object], detail: st
 
 
 def _head_biases(checked: Checked) -> Iterator[Diagnostic]:
-    """Checks that a tied head, and a head of its own, has the bias that belongs to it."""
+    """Checks that a tied head and an untied head have their own kind of bias."""
     model = checked.spec.model
     if model.head_bias and model.tie_embeddings:
-        yield checked.error("MP715", "head_bias = true, tie_embeddings = true: a tied head has no tensor of its own", "model.head_bias")
+        yield checked.error("MP715", "head_bias = true, tie_embeddings = true: a tied head has no separate tensor", "model.head_bias")
     if model.head_layer is not None and model.head_layer.logits_bias and not model.tie_embeddings:
-        detail = "head_layer.logits_bias = true, tie_embeddings = false: the bias of a head of its own is head_bias"
+        detail = "head_layer.logits_bias = true, tie_embeddings = false: the bias of an untied head is head_bias"
         yield checked.error("MP715", detail, "model.head_layer", "head_bias: true, without head_layer.logits_bias")
 
 
@@ -263,7 +263,9 @@ def _multipliers(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP715", detail, "model.mlp.gate_multiplier", "activation: swiglu")
     attention = model.attention
     if attention is not None and attention.output_multiplier != 1 and model.features.mtp is not None:
-        detail = f"attention.output_multiplier = {attention.output_multiplier:g}, but features.mtp is given, whose blocks add as they are"
+        detail = (
+            f"attention.output_multiplier = {attention.output_multiplier:g}, but features.mtp is given, whose blocks have no multiplier"
+        )
         yield checked.error("MP715", detail, "model.features.mtp", "remove features.mtp, or attention.output_multiplier")
 
 

@@ -170,7 +170,7 @@ class Precision(OptionsSection):
 
     @property
     def scales_losses(self) -> bool:
-        """True if some gradients are made in fp16, whose range is too small for those of a loss that is not scaled."""
+        """True if some gradients are made in fp16, whose range is too small without loss scaling."""
         return DType.FP16 in (self.params, *self.families.values())
 
     @property
@@ -261,7 +261,7 @@ class Spec(OptionsSection):
         recompute: Activation recompute.
         split: Cuts of the stack.
         host: The framework that runs the plan.
-        device: The device; with `pools` that of the first stages, which all devices that no pool counts hold.
+        device: The device; with `pools` the device of the first stages, which run on all devices outside the pools.
         pools: Further stages on other types of devices, in the order of the pipeline.
         serving: An inference pool; null for none.
         training: Length and learning rates of training.
@@ -310,7 +310,7 @@ class Spec(OptionsSection):
         return "none" if layer == self.model.num_layers - 1 else self.recompute.of(letter)
 
     def offloads(self, layer: int, letter: str) -> bool:
-        """True if what layer `layer` (global index, with this letter) keeps is in host memory until its backward; the last never is."""
+        """True if the saved tensors of layer `layer` (global index, with this letter) are in host memory until its backward."""
         return letter in self.host.activation_offload and layer != self.model.num_layers - 1
 
     def multiplies_in_eight_bits(self, layer: int, letter: str) -> bool:
@@ -336,7 +336,7 @@ class Spec(OptionsSection):
 
     @property
     def has_whole_state(self) -> bool:
-        """True if every rank has all parameters of its tensor, expert and pipeline ranks whole, so that FSDP2 has nothing to do."""
+        """True if parameters are not sharded over data ranks, so that FSDP2 is not needed."""
         mesh = self.mesh
         return self.sharding.copies or (mesh.dp_shard == mesh.dp_replicate == 1 and (mesh.efsdp == 1 or self.model.moe is None))
 
@@ -357,12 +357,12 @@ class Spec(OptionsSection):
 
     @property
     def shard_degrees(self) -> tuple[int, int]:
-        """Ranks that share dense tensors, and those that share expert banks."""
+        """Numbers of ranks that share dense tensors, and that share expert banks."""
         return (1, 1) if self.sharding.copies else (self.mesh.dp_shard, self.mesh.efsdp)
 
     @property
     def shard_keepers(self) -> tuple[int, int]:
-        """Ranks that share dense tensors between forward and backward, and those that share expert banks then."""
+        """Numbers of ranks that share dense tensors, and that share expert banks, between forward and backward."""
         dense, banks = self.shard_degrees
         return keepers_of(self.sharding.kept_over, dense), keepers_of(self.sharding.kept_over, banks)
 

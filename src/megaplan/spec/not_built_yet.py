@@ -1,6 +1,6 @@
 """Settings that megaplan prices and this version of megarun does not build, or that torch would run differently.
 
-They get a note when planned and an error in megarun; both read `megarun_refuses`. One table row per feature; a row is removed when
+Planning gives a note and megarun an error; both call `megarun_refuses`. One table row per feature; a row is removed when
 megarun builds it.
 """
 
@@ -44,7 +44,7 @@ def _families(spec: Spec) -> object | None:
 
 
 def _towers(spec: Spec) -> object | None:
-    """Encoders that are counted, or that meet what megarun does not build with them."""
+    """Encoders that are only counted, or combined with settings that megarun does not build."""
     towers = spec.model.towers
     if towers is None:
         return None
@@ -61,7 +61,7 @@ def _other_host(spec: Spec) -> object | None:
     return None if spec.host.kind.trained else spec.host.kind.name
 
 
-# Key, what it is when it is not built yet (None: built), and what megarun trains instead.
+# Key, the unbuilt feature (None: built), and the value that megarun trains.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.features.relation_bias", _indexed_bias, "null, or no model.attention.indexer"),
     ("model.towers", _towers, "null, or encoders with an architecture, a grid if their positions are rotary, and no model.features"),
@@ -135,7 +135,7 @@ BUILT_OPTIONS: frozenset[str] = frozenset(
 
 
 def megarun_refuses(spec: Spec, locate: Locate = NOWHERE.locate, severity: Severity = Severity.NOTE) -> tuple[Diagnostic, ...]:
-    """Settings of a spec that megarun refuses to train: those that are not built, and dtypes that torch would not keep.
+    """Settings of a spec that megarun refuses to train: unbuilt features, and dtypes that torch would change.
 
     Args:
         spec: A checked spec.
@@ -161,7 +161,7 @@ def _unbuilt(spec: Spec, locate: Locate, severity: Severity) -> tuple[Diagnostic
 def _dtypes(spec: Spec, locate: Locate, severity: Severity) -> tuple[Diagnostic, ...]:
     """Cases in which torch would sum gradients, or keep moments, in another dtype than `precision` says.
 
-    Under a pipeline FSDP2 sums whole gradients of the microbatches in the reduction's dtype.
+    Under a pipeline FSDP2 sums unsharded gradients of the microbatches in the reduction's dtype.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `to_accumulated_grad_if_needed`.
     """

@@ -1,6 +1,6 @@
 """Names that other tools give to keys of a spec, and words that they give to values, for hints.
 
-A key with a dot is one of the whole spec; one without is that key of the section in which the name occurs, or of any section that has it.
+A key with a dot is absolute; a key without one belongs to the section in which the name occurs, or to any section that has it.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ _WORDS: Mapping[str, Mapping[Any, Any]] = {
 """Values of a key in other tools' words; a stage of ZeRO beyond 1 is a choice of resharding."""
 GPUS = frozenset({"gpus", "num_gpus", "n_gpus", "world_size", "devices", "num_devices", "nproc", "ranks", "count"})
 GLOBAL_BATCH = frozenset({"global_batch_size", "global_batch", "gbs", "train_batch_size"})
-"""Names of what a spec has as a product of keys: the GPUs of the job, and the sequences of one optimizer step."""
+"""Names of quantities that a spec has as products of keys: the GPUs of the job, and the sequences of one optimizer step."""
 _FACTORS = (("batch", "micro_batch_size"), ("mesh", "dp_replicate"), ("mesh", "dp_shard"), ("schedule", "steps_per_update"))
-"""Factors of the global batch other than the number of microbatches; each is 1 where it is not given."""
+"""Factors of the global batch other than the number of microbatches; each is 1 if not given."""
 DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16"}
 
 
 def keys_named(section: str, name: str) -> tuple[str, ...] | None:
-    """Keys that other tools call by a name which occurs in a section; None for a name that none of them is known to use.
+    """Keys that other tools call by a name which occurs in a section; None for a name that no known tool uses.
 
     Args:
         section: Dotted section, empty for the top level.
@@ -98,14 +98,14 @@ def keys_named(section: str, name: str) -> tuple[str, ...] | None:
 
 
 def value_named(key: str, value: Any) -> Any:
-    """The value of a dotted key that another tool's word for it means; the value itself if it is none of those words."""
+    """The value of a dotted key for another tool's word; any other value unchanged."""
     words = _WORDS.get(key, {})
     found = next((meant for word, meant in words.items() if type(word) is type(value) and word == value), value)
     return DTYPES.get(found.lower(), found) if isinstance(found, str) and key.startswith("precision.") else found
 
 
 def microbatches_of(document: Mapping[str, Any], global_batch: int) -> tuple[int, ...]:
-    """The number of microbatches that gives a spec's document a global batch; empty if the rest of it does not divide it."""
+    """The number of microbatches with which a spec's document has a global batch; empty if its other factors do not divide the batch."""
     rest = 1
     for section, key in _FACTORS:
         given = document.get(section)

@@ -1,4 +1,4 @@
-"""`--set KEY=VALUE`: a value of a spec replaced on the command line, with its own position in diagnostics."""
+"""`--set KEY=VALUE`: a value of a spec replaced on the command line, with a position for diagnostics."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> Document:
             continue
         parts = [other for other in seen if len(other) > len(path) and other[: len(path)] == path]
         if parts:
-            detail = f"{'.'.join(parts[0])} is set, and {'.'.join(path)} after it replaces the whole section"
+            detail = f"{'.'.join(parts[0])} is set, but {'.'.join(path)} after it replaces the whole section"
             faults.append(diagnostic("MP143", detail, Location(file=label)))
         seen.append(path)
         value = _replaced(value, path, given)
@@ -109,7 +109,7 @@ def _parse(argument: str, document: dict[str, Any], label: str) -> tuple[tuple[s
     if not separator or not _KEY.fullmatch(key.strip()):
         raise _refusal("MP140", f"{quoted(argument)} is not KEY=VALUE", label, "--set mesh.tp=8")
     if joined := _joined(argument, document):
-        detail = f"{quoted(argument)} has {len(joined)} settings, and each needs an argument of its own"
+        detail = f"{quoted(argument)} has {len(joined)} settings, but each needs a separate argument"
         raise _refusal("MP140", detail, label, " ".join(joined))
     path = _known_path(_path_of(key), text.strip(), document, label)
     if not text.strip():
@@ -198,12 +198,12 @@ def settings_named(name: str, text: str) -> tuple[str, ...]:
 
 
 def _arguments(settings: Sequence[tuple[KeyPath, Any]], text: str, value: Any) -> list[str]:
-    """Arguments for settings; those that keep the value have it as it was written."""
+    """Arguments for settings; unchanged values keep their original text."""
     return [f"--set {quote(f'{dotted(key)}={text if given is value else as_argument(given)}')}" for key, given in settings]
 
 
 def _plain(text: str) -> Any:
-    """The value of a text of `--set`; the text itself if it is none."""
+    """The value of a text of `--set`; the text itself if it is not a YAML value."""
     try:
         return parse_document(text, None).value
     except MegaplanError:

@@ -126,7 +126,7 @@ def _unknown_letters(text: str, unknown: dict[str, list[int]], where: Location) 
 
 
 def empty_slots(text: str, where: Location) -> Iterator[Diagnostic]:
-    """MP305, where a boundary of the pattern leaves a slot without a layer."""
+    """MP305 if a boundary of the pattern leaves a slot without a layer."""
     parts = text.split(BOUNDARY)
     empty = [index for index, part in enumerate(parts) if not part]
     if BOUNDARY in text and empty:
@@ -163,7 +163,7 @@ class DepthBlock(NamedTuple):
         family: Family of the block.
         section: Dimensions of the block.
         variant: `Family.variant` of a layer after the model's last one: its attention has the model's window, and no indexer.
-        operations: `Family.operations` of such a layer.
+        operations: `Family.operations` of this kind of layer.
     """
 
     name: str
@@ -175,7 +175,7 @@ class DepthBlock(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _mlp(ffn_hidden_size: int, activation: str, bias: bool) -> Mlp:
-    """A depth's own MLP, the same object for equal values: evaluations ask for it again and again."""
+    """A depth's own MLP, the same object for equal values, because evaluations need it often."""
     return Mlp.model_validate({"ffn_hidden_size": ffn_hidden_size, "activation": activation, "bias": bias})
 
 

@@ -19,7 +19,7 @@ class Part(NamedTuple):
     """Stages on one type of device.
 
     Attributes:
-        spec: The spec as if all stages were on that device.
+        spec: The spec with all stages on this device.
         ranks: Pipeline ranks of these stages.
     """
 
@@ -46,12 +46,12 @@ def device_counts(spec: Spec, world: int) -> list[tuple[int, DeviceRef]]:
 
 
 def alone_specs(spec: Spec) -> list[Spec]:
-    """The spec as if all stages were on each of its types of devices, whatever its mesh."""
+    """The spec with all stages on each of its types of devices in turn, whatever its mesh."""
     return [spec.model_copy(update={"device": device, "pools": ()}) for _, device in device_counts(spec, 0)]
 
 
 def spec_on(spec: Spec, pp_rank: int) -> Spec:
-    """The spec as if all stages were on the device of one pipeline rank."""
+    """The spec with all stages on the device of one pipeline rank."""
     return next(part.spec for part in parts_of(spec) if pp_rank in part.ranks)
 
 
@@ -74,7 +74,7 @@ def uneven_pools(spec: Spec, world: int, pp: int) -> Iterator[tuple[str, str, st
             detail = f"pools[{index}].count = {pool.count}, but a stage has {world} / {pp} = {per_stage} devices"
             yield f"pools[{index}].count", detail, f"count: {max(1, pool.count // per_stage) * per_stage}"
     if spec.pools and counted >= world:
-        detail = f"the pools count {counted} devices, the mesh has {world}, and at least {per_stage} are of `device`"
+        detail = f"the pools count {counted} devices, the mesh has {world}, of which at least {per_stage} must be of type `device`"
         yield "pools", detail, "count fewer devices, or raise mesh.pp"
 
 
@@ -95,7 +95,7 @@ def pool_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 def _unsupported(spec: Spec) -> Iterator[tuple[str, str]]:
     if not spec.host.kind.trained:
-        yield "host.name", f"host.name = {spec.host.kind.name}, whose step and memory are those of one device"
+        yield "host.name", f"host.name = {spec.host.kind.name}, which is estimated with one type of device"
     if spec.split.objective == "bottleneck" and spec.split.mode == "weighted" and BOUNDARY not in spec.model.pattern:
         yield "split.objective", "split.objective = bottleneck: layers have no one cost on several devices"
     if spec.num_copies > 1:

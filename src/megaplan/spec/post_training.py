@@ -23,10 +23,10 @@ OffloadedPart = Literal["parameters", "gradients", "optimizer", "reference", "re
 
 
 class ResponseLengths(OptionsSection):
-    """Tokens of responses as a distribution; a number in its place is the mean.
+    """Tokens of responses as a distribution; a single number is the mean.
 
     Attributes:
-        mean: Mean tokens, those of cut responses included.
+        mean: Mean tokens, truncated responses included.
         p50: Tokens that half of the responses do not exceed.
         p90: Tokens that nine of ten responses do not exceed.
         p99: Tokens that 99 of 100 responses do not exceed.
@@ -56,7 +56,7 @@ class Rollout(OptionsSection):
         tp: Ranks of a tensor group.
         pp: Stages.
         ep: Ranks over which experts are distributed; null for tp.
-        gpus: GPUs of the rollout pool; null for all if colocated, for as many as train if split.
+        gpus: GPUs of the rollout pool; null for all GPUs if colocated, for the number of training GPUs if split.
         memory_fraction: Fraction of a device's memory that the engine takes; null for the engine's default.
         max_sequences: Sequences that a tensor group generates at a time; null for the engine's default.
         batched_tokens: Tokens of the engine's largest forward; null for the engine's default.
@@ -66,7 +66,7 @@ class Rollout(OptionsSection):
         graphs: Decoding runs in captured graphs.
         prefix_cache: Responses to one prompt share its pages and its prefill; null for the engine's default.
         sleep: Engine between rollouts: 0 stays in memory, 1 copies its parameters to the host, 2 drops them; null for 2, of split pools 0.
-        device: Device of a split pool; null for that of training.
+        device: Device of a split pool; null for the training device.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({
@@ -94,14 +94,14 @@ class Rollout(OptionsSection):
 
 
 class Policy(OptionsSection):
-    """The trained model, which is the spec's.
+    """The trained model: the spec's.
 
     Attributes:
         updates: Optimizer steps of an iteration, each on its part of the responses.
         log_probs: Log-probabilities of the responses are computed again before the first update.
         packing: Sequences are packed into rows of batch.seq_length; without it each is a row, padded to batch.seq_length.
         log_prob_tokens: Tokens of a forward without gradients; null for batch.micro_batch_size rows.
-        logits: Logits of a forward without gradients: whole in fp32, or in chunks of 1,024 tokens.
+        logits: Logits of a forward without gradients: full in fp32, or in chunks of 1,024 tokens.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"updates", "log_probs", "packing", "log_prob_tokens", "logits"})
@@ -118,7 +118,7 @@ class FrozenModel(OptionsSection):
 
     Attributes:
         parameters: Parameters; null for the policy's.
-        seconds: Time of the phase if it is known, such as that of sandboxes or a remote judge; null for the model's forward.
+        seconds: Known time of the phase, such as of sandboxes or a remote judge; null for the model's forward.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"parameters", "seconds"})
@@ -146,7 +146,7 @@ class Sync(OptionsSection):
         how: ipc: gathered buckets are read on the same devices; broadcast: over NCCL; p2p: each engine rank's part alone; disk.
         bucket_bytes: Bytes that are gathered and sent at a time.
         staged: The engine's cache is allocated after the parameters have arrived and the trainer's state is away.
-        merged: Adapters are merged into the model, and all of it is sent; without it the engine gets adapters alone.
+        merged: True: adapters are merged and the full model is sent; false: only adapters are sent.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"how", "bucket_bytes", "staged", "merged"})
@@ -169,7 +169,7 @@ class PostTraining(OptionsSection):
         reference: Frozen copy for the KL term; null for none. With lora it is the model without adapters.
         reward: Reward model, or the time of rewards; null for rules that take no time.
         critic: Value model; null for none, as in GRPO.
-        placement: colocated shares the devices of training; split has a rollout pool of its own.
+        placement: colocated shares the devices of training; split has its own rollout pool.
         staleness: Iterations by which responses may be older than the policy; above 0 split pools work at the same time.
         sync: Transfer of parameters to the engine.
         offload: Parts of the trainer in host memory during the rollout; reference, reward and critic whenever they do not run.

@@ -41,12 +41,14 @@ def _lengths(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
     points = {name: value for name in RISING if (value := getattr(given, name)) is not None}
     values = list(points.values())
     if given.mean is None and not points:
-        yield checked.error("MP850", "the response has neither a mean nor a percentile", here, f"--set {here}.mean={limit // 2}")
+        yield checked.error("MP850", "the response has no mean and no percentile", here, f"--set {here}.mean={limit // 2}")
     if given.mean is not None and len(points) > 1:
         names = " and ".join(points)
         yield checked.error("MP850", f"mean is given with {names}, and with a mean one percentile gives the spread", here)
     if values != sorted(values):
-        yield checked.error("MP850", f"percentiles fall: {', '.join(f'{name} {value:g}' for name, value in points.items())}", here)
+        yield checked.error(
+            "MP850", f"percentiles must not decrease: {', '.join(f'{name} {value:g}' for name, value in points.items())}", here
+        )
     for name, value in ({"mean": given.mean} if given.mean is not None else {}).items() | points.items():
         if value > limit:
             longer = [] if prompt + value <= row else [f"--set batch.seq_length={ceil(prompt + value)}"]
@@ -109,7 +111,7 @@ def _degrees(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
         if name == GROUP_HEADS:
             if max(count, rollout.tp) % min(count, rollout.tp):
                 yield checked.error(
-                    "MP218", f"rollout.tp = {rollout.tp} and {name} = {count}: neither divides the other", f"{KEY}.rollout.tp"
+                    "MP218", f"rollout.tp = {rollout.tp} and {name} = {count}: one must divide the other", f"{KEY}.rollout.tp"
                 )
         elif count % rollout.tp:
             yield checked.error("MP218", remainder(name, count, "rollout.tp", rollout.tp), f"{KEY}.rollout.tp", use_one_of(divisors(count)))

@@ -61,7 +61,7 @@ def _libraries(checked: Checked) -> Iterator[Diagnostic]:
     named = ", ".join(spec.host.libraries)
     try:
         generation = load_device(spec.device.name).generation
-    except MegaplanError:  # reported by a rule of its own
+    except MegaplanError:  # another rule reports it
         return
     if len(set(spec.host.libraries)) < len(spec.host.libraries):
         yield checked.error("MP696", f"host.libraries = [{named}] names one of them twice", "host.libraries", "name each once")
@@ -102,7 +102,7 @@ def _named(checked: Checked, lora: Lora) -> Iterator[Diagnostic]:
 
 
 def _cut_blocks(checked: Checked, lora: Lora) -> Iterator[Diagnostic]:
-    """Columns that TP gives a rank must be whole blocks, so that a weight's values are the same under every layout."""
+    """A TP rank's columns must consist of whole blocks, so that a weight's values are the same under every layout."""
     tp, block = checked.spec.mesh.tp, lora.base_block
     if lora.base is None or tp == 1:
         return
@@ -152,7 +152,7 @@ def _unsupported(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]
             "mtp: null",
         )
     if getattr(model.attention, "indexer", None) is not None:
-        yield "model.attention.indexer", "model.attention.indexer is given: it is trained by a loss of its own", "indexer: null"
+        yield "model.attention.indexer", "model.attention.indexer is given: it is trained by a separate loss", "indexer: null"
     if model.features.relation_bias is not None:
         yield "model.features.relation_bias", "model.features.relation_bias is given: no frozen form of it is priced", "relation_bias: null"
     if precision.recipe is not None:
@@ -165,7 +165,7 @@ def _unsupported(checked: Checked, lora: Lora) -> Iterator[tuple[str, str, str]]
         written = ", ".join(f"{letter}: {dtype}" for letter, dtype in precision.families.items())
         yield "precision.families", f"precision.families = {{{written}}}: frozen parameters have one dtype", "families: {}"
     if lora.dtype is not None and lora.dtype not in (precision.params, precision.master):
-        given = f"lora.dtype = {lora.dtype}: frozen parameters are stored as they are used, or as others are"
+        given = f"lora.dtype = {lora.dtype}: frozen parameters are stored in precision.params or precision.master"
         yield "lora.dtype", f"{given} (precision.params = {precision.params}, precision.master = {precision.master})", "dtype: null"
 
 
@@ -178,7 +178,7 @@ def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _recompute(checked: Checked) -> Iterator[Diagnostic]:
-    if checked.spec.host.kind.block_layers > 1:  # its checkpoints are of whole blocks, and run a dispatch again
+    if checked.spec.host.kind.block_layers > 1:  # its checkpoints contain full blocks, so a dispatch would run again
         return
     for letter, family in FAMILIES.items():
         policy = checked.spec.recompute.of(letter)
@@ -221,7 +221,7 @@ def _device(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _other_devices(checked: Checked) -> Iterator[Diagnostic]:
-    """Yields what the rules of a device find about those of the pools."""
+    """Yields the findings of a device's rules for the pools' devices."""
     groups = (_device, low_precision_rules, _libraries)
     known = [(found.code, found.detail) for rules in groups if checked.spec.pools for found in rules(checked)]
     for part in parts_of(checked.spec)[1:] if not any(pool_rules(checked)) else ():

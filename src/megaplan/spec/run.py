@@ -19,7 +19,7 @@ MOST_SPARES = 10_000
 
 
 def _read(value: Any, parse: Callable[[str], float]) -> Any:
-    """The number of a text with a unit; other values are checked as they are."""
+    """The number of a text with a unit; other values are checked unchanged."""
     if not isinstance(value, str):
         return int(value) if parse in (parse_count, parse_bandwidth) and isinstance(value, float) and value.is_integer() else value
     try:
@@ -77,20 +77,20 @@ class Run(OptionsSection):
         step: Measured seconds of a step; null for the modelled step.
         storage: Storage of the checkpoints: disks of each node, a parallel file system, or an object store.
         node_bandwidth: Bytes per second that one node writes to the storage and reads from it.
-        total_bandwidth: Bytes per second of the whole storage.
-        save: Training waits for the copy to host memory, or for the whole write; `memory` keeps every step's state in two nodes.
+        total_bandwidth: Bytes per second of the storage in total.
+        save: Training waits for the copy to host memory, or for the complete write; `memory` keeps every step's state in two nodes.
         interval: Seconds between saves; null for the interval with the best goodput.
         detection: Seconds from an interruption until the job has ended.
         restart: Seconds to start the processes and connect them.
         replacement: Seconds until the scheduler has replaced a broken node.
         repair: Seconds until a broken node is a spare again.
-        spares: Spare nodes that wait for a broken one.
+        spares: Spare nodes that replace broken ones.
         hangs: Share of interruptions that are hangs, which a time limit detects.
         eval_every: Steps between two evaluations, which training waits for; null for none.
-        eval_tokens: Tokens of an evaluation; null for those of a step.
+        eval_tokens: Tokens of an evaluation; null for a step's.
         ramp_tokens: Tokens over which the batch grows to its size; null for none.
         ramp_from: Tokens of the first step's batch; null for one microbatch of each rank.
-        sustained: Rate of the whole run's steps over the rate of the step; null: as fitted; 1 if `step` is a long run's mean.
+        sustained: Mean rate of the run's steps relative to the single step; null: as fitted; 1 if `step` is a long run's mean.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({

@@ -32,7 +32,7 @@ VALUES_ALONE = (
     | ROUTING
     | SCALES
 )
-"""Options that affect neither parameters nor time, nor the memory of a host other than megarun."""
+"""Options without effect on parameters, time, and memory of hosts other than megarun."""
 
 
 class Option(NamedTuple):
@@ -97,7 +97,7 @@ OWN, PROJECT = "megaplan.toml", "pyproject.toml"
 
 
 class Settings(NamedTuple):
-    """Defaults of a project; None where the file does not have them.
+    """Defaults of a project; None if the file lacks them.
 
     Attributes:
         device: Name of the device.
@@ -132,7 +132,7 @@ def find_settings(folder: Path | None = None) -> Settings:
 
 
 def _table(path: Path) -> dict[str, Any] | None:
-    """The table of a file; None for a project without one."""
+    """The table of a file; None for a project without settings."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.name == PROJECT and "tool.megaplan" not in text:
@@ -157,7 +157,7 @@ def _settings(table: dict[str, Any], path: Path) -> Settings:
     kinds = {"device": "text", "gpus": "a positive integer", "price": "a positive number", "calibration": "a path"}
     for key, value in table.items():
         if key not in checks:
-            raise refuse("MP144", f"{key} is not a key of it; its keys are {', '.join(checks)}", 'device = "h100"', file=str(path), key=key)
+            raise refuse("MP144", f"{key} is not a key here; the keys are {', '.join(checks)}", 'device = "h100"', file=str(path), key=key)
         if not checks[key](value):
             raise refuse("MP144", f"{key} = {value!r}, but it takes {kinds[key]}", file=str(path), key=key)
     found = dict(table)

@@ -18,9 +18,9 @@ class Inseparable(NamedTuple):
     """Layers that no cut may separate, because the host's stages pass on the stream alone.
 
     Attributes:
-        start: Layer that makes what the others read.
+        start: Layer that makes the values.
         stop: Layer after the last reader.
-        what: Names of the values that they read.
+        what: Names of the values that the others read.
     """
 
     start: int
@@ -34,7 +34,7 @@ class Inseparable(NamedTuple):
     @property
     def text(self) -> str:
         """The layers, behind a verb such as `parts`."""
-        return f"layer {self.stop - 1} from layer {self.start}, whose {self.what} it reads and the host's stages do not pass on"
+        return f"layer {self.stop - 1} from layer {self.start}, whose {self.what} it reads, which the host does not send between stages"
 
 
 def inseparable(spec: Spec) -> tuple[Inseparable, ...]:
@@ -113,7 +113,7 @@ def _spans(checked: Checked) -> Iterator[Diagnostic]:
     reached, faults = 0, []
     for index, (start, stop) in enumerate(spans):
         if start != reached:
-            faults.append(f"split.spans[{index}] = [{start}, {stop}], and the layers before it end at {reached}")
+            faults.append(f"split.spans[{index}] = [{start}, {stop}], but the spans before it end at {reached}")
         reached = stop
     if reached != spec.model.num_layers:
         faults.append(f"split.spans ends at {reached}, and model.num_layers = {spec.model.num_layers}")
@@ -124,7 +124,7 @@ def _spans(checked: Checked) -> Iterator[Diagnostic]:
         hint = (
             f"spans: {joined}"
             if len(joined) <= 8 and all(start < stop for start, stop in joined)
-            else "begin each where the one before stops"
+            else "begin each span where the previous one stops"
         )
         yield checked.error("MP325", "\n".join(faults[:8]), "split.spans", hint)
 
@@ -169,7 +169,7 @@ def _conflicts(checked: Checked) -> Iterator[Diagnostic]:
         detail = f"split.pin has {plural(len(split.pin), 'cut')}, and {plural(slots, 'slot')} have {needed} between them"
         yield checked.error("MP330", detail, "split.pin", f"pin at most {needed}")
     elif allowed < needed:
-        where = "inside split.together or layers that read what one of them made" if joined else "inside split.together"
+        where = "inside split.together, or between layers of which one reads another's values" if joined else "inside split.together"
         free = f"{num_layers - 1} cuts − {barred} forbidden or {where} = {allowed}"
         detail = f"{free}, and {plural(slots, 'slot')} need {needed}"
         yield checked.error("MP330", detail, "split.forbid" if split.forbid else "split.together", "forbid fewer cuts, or use fewer slots")

@@ -1,7 +1,7 @@
-"""Plans whose steps megarun replays as CUDA graphs, microbatch by microbatch or whole, and why other plans' steps stay eager.
+"""Plans whose steps megarun replays as CUDA graphs, per microbatch or as one, and why other plans' steps stay eager.
 
-A graph holds what the device did while it was recorded. A step that the host steers by values, or that waits for other ranks, has another
-course each time.
+A graph consists of the device's operations during recording. A step that the host steers by values, or that waits for other ranks, has
+another course each time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ AXES = ("pp", "vpp", "dp_replicate", "dp_shard", "cp", "tp")
 RECORDED = {"microbatch": "forward and backward of a microbatch", "step": "forward and backward of a microbatch, and the update"}
 """The recorded work of each value of `host.cuda_graphs` that has graphs."""
 NUMBERS = 3
-"""Numbers of a step that its recorded update reads, in fp64: the factor of gradients, AdamW's rate and Muon's."""
+"""Numbers of a step, in fp64, that its recorded update reads: the factor of gradients, AdamW's rate and Muon's."""
 Reason = Callable[[Spec], str | None]
 """The setting because of which a plan's steps stay eager; None if it is not the reason."""
 

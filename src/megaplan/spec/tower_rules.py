@@ -20,12 +20,12 @@ def tower_rules(checked: Checked, towers: Towers) -> Iterator[Diagnostic]:
         part = key.rpartition(".")[0]
         found = towers.given.get(part.rpartition(".")[2])
         if found is not None and found.parameters is None and section is None:
-            yield checked.error("MP715", f"{part} has neither parameters nor {key.rpartition('.')[2]}", part, f"{part}: null")
+            yield checked.error("MP715", f"{part} needs parameters or {key.rpartition('.')[2]}", part, f"{part}: null")
     if stated is None:
         for key, section in given.items():
             if section is not None:
                 other = PROJECTOR if key == VISION else VISION
-                detail = f"{key} is given and {other} is not: what an encoder makes has no way into the stream of text"
+                detail = f"{key} is given but {other} is not: an encoder's output needs a projection to the text model"
                 yield checked.error("MP226", detail, key, f"state {other}, too, or give parameters instead")
         yield from unused_images(checked)
         return
@@ -66,7 +66,7 @@ def _widths(checked: Checked, encoder: Encoder, projection: Projection) -> Itera
 def _layers(checked: Checked, encoder: Encoder) -> Iterator[Diagnostic]:
     groups, window = encoder.num_kv_heads, encoder.window_patches
     if groups is not None and encoder.num_heads % groups:
-        detail = f"num_heads = {encoder.num_heads}, num_kv_heads = {groups}: each has as many query heads"
+        detail = f"num_heads = {encoder.num_heads}, num_kv_heads = {groups}: each key-value head needs the same number of query heads"
         yield checked.error("MP226", detail, f"{VISION}.num_kv_heads", f"num_kv_heads: {encoder.num_heads}")
     if encoder.rotary and encoder.head_dim % 2:
         detail = f"head_dim = {encoder.head_dim} is odd, but rotary embedding rotates pairs"
@@ -76,7 +76,7 @@ def _layers(checked: Checked, encoder: Encoder) -> Iterator[Diagnostic]:
         detail = f"full_layers has {max(encoder.full_layers)}, with num_layers = {encoder.num_layers} and window_patches = {window}"
         yield checked.error("MP226", detail, f"{VISION}.full_layers", "full_layers: []")
     if window is not None and encoder.patches % window:
-        detail = f"patches = {encoder.patches:,} are not whole windows of {window:,}"
+        detail = f"patches = {encoder.patches:,} are not a multiple of the window of {window:,}"
         yield checked.error("MP226", detail, f"{VISION}.patches", f"patches: {-(-encoder.patches // window) * window}")
 
 

@@ -19,7 +19,7 @@ class Encoder(OptionsSection):
         num_layers: Layers, of one attention block and one MLP each.
         hidden_size: Width of the encoder's residual stream.
         num_heads: Heads of queries.
-        num_kv_heads: Heads of keys and values; null for as many.
+        num_kv_heads: Heads of keys and values; null for num_heads.
         head_dim: Width of a head.
         ffn_hidden_size: Inner width of the MLP.
         activation: swiglu or geglu (three matrices), relu2 or gelu (two).
@@ -29,8 +29,9 @@ class Encoder(OptionsSection):
         mlp_bias: Bias on the projections of the MLP.
         qk_norm: RMSNorm over each query and key head.
         rotary: Queries and keys have rotary embedding.
-        grid: Rows and columns of an image's patches: for rotary embedding a row turns half of a head's pairs, a column the other; or null.
-        window_patches: Patches of a window, in which a layer attends; null for the whole image.
+        grid: Rows and columns of an image's patches: for rotary embedding, whose rows rotate one half of a head's pairs and columns the
+            other; or null.
+        window_patches: Patches of an attention window; null for the whole image.
         full_layers: Layers of the encoder without the window, rising.
         patch_values: Values of a patch, which one linear projects: channels · frames · height · width.
         patch_bias: Bias on that linear.
@@ -70,7 +71,7 @@ class Encoder(OptionsSection):
         return None if layer in self.full_layers else self.window_patches
 
     def tiles(self, patches_per_token: int) -> tuple[tuple[int, int], ...]:
-        """Rows and columns of the tiles of the grid whose patches are next to each other: a window, and in it the patches of a token.
+        """Rows and columns of the grid's tiles with consecutive patches: a window, and within it the patches of a token.
 
         They are squares, or runs in a row if the number of their patches is not a square.
         """
@@ -140,7 +141,7 @@ class VisionTower(OptionsSection):
     """An encoder of images, stated or counted.
 
     Attributes:
-        parameters: Number of its parameters; with `encoder` of those that this does not state, which are counted and not priced.
+        parameters: Number of its parameters; with `encoder`, of the other parts, which are counted but not priced.
         trained: The part has gradients and optimizer state; else it is frozen.
         encoder: The stack, which is priced with `projector.projection`; null for a part that is counted.
     """
@@ -156,7 +157,7 @@ class Projector(OptionsSection):
     """Matrices between encoders and the stream of text, stated or counted.
 
     Attributes:
-        parameters: Number of its parameters; with `projection` of those that this does not state, which are counted and not priced.
+        parameters: Number of its parameters; with `projection`, of the other parts, which are counted but not priced.
         trained: The part has gradients and optimizer state; else it is frozen.
         projection: The linears, which are priced with `vision.encoder`; null for a part that is counted.
     """
@@ -172,8 +173,8 @@ class Towers(Section):
     """Encoders of a multimodal model, on the first stage.
 
     Of a counted part, shards are counted, and activations, gathered copies and FLOPs are not. A stated encoder and its projection
-    belong to the group of the stage's own parameters; every rank of a context group has and runs them whole, and so has every rank of a
-    tensor group, unless `mesh.towers` is split.
+    belong to the group of the stage's own parameters; they are replicated on the ranks of a context group, and of a tensor group unless
+    `mesh.towers` is split.
 
     Attributes:
         vision: Encoder of images and videos.

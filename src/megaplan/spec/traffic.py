@@ -4,7 +4,7 @@ Tensor groups: a sharded block all-gathers its input and reduce-scatters its out
 the input again for the weight gradient, since gathered inputs are not kept. A collective over n ranks moves (n − 1) times its local shard n
 times, (n − 1) · payload bytes per group (arXiv:2205.05198, section 4.2.2).
 Expert groups: dispatch and combine, forward and backward, send (ep − 1) / ep of the routed rows under balanced routing (R-58). Where
-megarun gathers tokens (`host.moe_dispatcher`), each goes to all other ranks of the groups, and its sum comes back.
+megarun gathers tokens (`host.moe_dispatcher`), each token goes to all other ranks of the groups, and its sum is returned.
 """
 
 from __future__ import annotations

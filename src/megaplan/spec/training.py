@@ -80,7 +80,7 @@ class LossSpike(Section):
 
     Attributes:
         factor: A loss above this multiple of the median of the latest steps is a spike.
-        steps: Number of those steps; no loss is a spike before as many are done.
+        steps: Number of these steps; before that many steps no loss counts as a spike.
     """
 
     factor: FactorAboveOne = 2.0

@@ -113,7 +113,7 @@ def _size(name: str, key: KeyPath, value: Any) -> int | None:
 
 
 def _meant_keys(path: KeyPath, document: Any) -> list[KeyPath]:
-    """Keys that an unknown key may have meant: those that other tools call so, else similar ones in its section, else any section's.
+    """Keys that an unknown key may mean: by other tools' names, else similar ones in its section, else similar ones anywhere.
 
     Empty for a key of the section's other kinds.
     """
@@ -135,7 +135,7 @@ def _meant_keys(path: KeyPath, document: Any) -> list[KeyPath]:
 def _elsewhere(plain: str, wanted: set[str]) -> list[KeyPath]:
     """Keys of any section by their last names; by a similar one if there is none."""
     elsewhere = [key for key in all_keys() if key[-1] in wanted]
-    if elsewhere:  # without keys that are much deeper than another one, such as an encoder's
+    if elsewhere:  # without keys that are nested much deeper than another one, such as an encoder's
         shallow = min(map(len, elsewhere)) + 1
         return sorted((key for key in elsewhere if len(key) <= shallow), key=dotted)[:4]
     by_name = {str(key[-1]): key for key in all_keys()}

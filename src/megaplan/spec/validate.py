@@ -59,7 +59,7 @@ def _other_format(document: dict[str, Any], source: SourceMap) -> Diagnostic:
 
 
 def _findings(error: ValidationError, document: dict[str, Any], source: SourceMap) -> list[Diagnostic]:
-    """The first findings in reading order; findings without a line, such as overrides, come first. Only those shown get a text."""
+    """The first findings in the order of lines; findings without a line, such as overrides, come first. Only those shown get a text."""
     from megaplan.spec.type_errors import Fault, describe, missing_keys, unknown_key  # noqa: PLC0415 (only where something is wrong)
 
     makers: list[tuple[Location, Callable[[], Diagnostic]]] = []
@@ -82,7 +82,7 @@ def _findings(error: ValidationError, document: dict[str, Any], source: SourceMa
 
 
 def _all_errors(error: ValidationError) -> Iterator[Any]:
-    """Every error, those of a section that is validated by itself with their whole places."""
+    """Every error; errors of a separately validated section get their full paths."""
     for item in error.errors(include_url=False):
         if item["type"] != SECTION_ERROR:
             yield item

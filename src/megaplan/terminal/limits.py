@@ -26,11 +26,11 @@ TEXTS = (
     ("disk quota exceeded", errno.EDQUOT),
     ("no space left on device", errno.ENOSPC),
 )
-"""Texts of errors that libraries raise without the system's number; parts of them, in lower case."""
+"""Parts, in lower case, of error texts that libraries raise without the system's error number."""
 
 
 def limit_reached(error: BaseException) -> Diagnostic | None:
-    """The limit that an error, or what it was raised for, says is reached; None if it says nothing of one."""
+    """The reached limit that an error or its cause mentions; None if it mentions no limit."""
     for each in _chain(error):
         number = _number(each)
         if number in _DETAILS:
@@ -41,7 +41,7 @@ def limit_reached(error: BaseException) -> Diagnostic | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, the errors of other ranks that it reports, and what it was raised for."""
+    """The error, errors of other ranks that it reports, and its causes."""
     pending, seen = [error], 0
     while pending and seen < DEEPEST:
         found, seen = pending.pop(0), seen + 1
@@ -69,7 +69,7 @@ def _soft(kind: int) -> str:
 
 
 def _of_container(name: str) -> str:
-    """A limit of the process's control group; empty if there is none."""
+    """A limit of the process's control group; empty if there is no limit."""
     with suppress(OSError, ValueError, IndexError):
         group = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()[0].rpartition(":")[2]
         for folder in (Path("/sys/fs/cgroup") / group.lstrip("/"), Path("/sys/fs/cgroup")):
@@ -115,7 +115,7 @@ def _space(path: str) -> tuple[str, str]:
             found = os.statvfs(SHARED_MEMORY)
             free = f"; {SHARED_MEMORY}, shared memory of processes, has {found.f_bavail * found.f_frsize:,} bytes free"
     where = path or "of the file system"
-    hint = f"df -h {path}" if path else f"df -h . {SHARED_MEMORY}; docker run --shm-size=1g makes the latter larger"
+    hint = f"df -h {path}" if path else f"df -h . {SHARED_MEMORY}; docker run --shm-size=1g enlarges {SHARED_MEMORY} of a container"
     return f"space on a disk: {where}{free}", hint
 
 

@@ -23,7 +23,7 @@ AGAIN_SECONDS = 0.2
 
 
 class ProcessorTimeError(BaseException):
-    """The command has used its processor time. No `Exception`, so that nothing that tries again handles it.
+    """The command has used its processor time. Not an `Exception`, so that no retry catches it.
 
     Attributes:
         seconds: The limit.
@@ -46,7 +46,7 @@ def processor_seconds() -> float:
 
 @contextmanager
 def limited_processor_time(seconds: float) -> Iterator[None]:
-    """Raise `ProcessorTimeError` after so many seconds of processor time; 0: never, and so in a thread or where a timer runs already."""
+    """Raise `ProcessorTimeError` after so many seconds of processor time; 0: never; also never in a thread or if a timer already runs."""
     if not seconds or threading.current_thread() is not threading.main_thread() or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
         yield
         return

@@ -1,7 +1,7 @@
 """Streams that a command writes to but does not depend on: a message that cannot be written is counted, and never ends the command.
 
-stderr may be closed, on a full disk, a pipe without a reader, or a terminal that is stopped. A message that it does not take goes to a file
-if one is known. Once at the end a sentence says how many lines were lost, and why.
+stderr may be closed, on a full disk, a pipe without a reader, or a terminal that is stopped. A message that the stream does not accept goes
+to a file if one is known. Once at the end a sentence says how many lines were lost, and why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megaplan.terminal.output import encodable
 
 PATIENCE_SECONDS = 5.0
 """Time that a reader that does not read is waited for, once; without it a paused terminal would stop a run."""
-CHUNK_BYTES = 512  # POSIX's smallest PIPE_BUF: a pipe that is ready takes as much without blocking
+CHUNK_BYTES = 512  # POSIX's smallest PIPE_BUF: a ready pipe accepts this many bytes without blocking
 NOT_READ = OSError(errno.EAGAIN, "its reader does not read")
 CLOSED = OSError(errno.EBADF, "it is closed")
 
@@ -48,7 +48,7 @@ class UnfailingStream:
         self._descriptor = _descriptor(stream)
 
     def keep_in(self, file: Path) -> None:
-        """Name the file that gets what the stream does not take."""
+        """Name the file for messages that the stream does not accept."""
         self._file = file
 
     def write(self, text: str) -> int:
@@ -126,7 +126,7 @@ class UnfailingStream:
 
 
 def _descriptor(stream: TextIO | None) -> int | None:
-    """Descriptor of a stream; None if it has none, as one that a test or a notebook has put in its place."""
+    """Descriptor of a stream; None if it has none, such as a replacement by a test or a notebook."""
     with suppress(OSError, ValueError, AttributeError):
         found = stream.fileno() if stream is not None else None
         return found if isinstance(found, int) else None
@@ -146,7 +146,7 @@ def occupy_standard_descriptors() -> None:
 
 @contextmanager
 def unfailing_stderr() -> Iterator[UnfailingStream]:
-    """Replace stderr by a stream whose writes never raise, unless it is one; at the end it says what was lost."""
+    """Replace stderr by a stream whose writes never raise, unless done already; at the end it reports lost messages."""
     before: TextIO | None = sys.stderr
     if isinstance(before, UnfailingStream):
         yield before

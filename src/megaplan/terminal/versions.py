@@ -1,4 +1,4 @@
-"""The text of `--version`: what a bug report needs, read from installed packages without importing them."""
+"""The text of `--version`: the versions for a bug report, read from installed packages without importing them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def installed(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package is run from, with `+` if files of it are changed; None outside a checkout."""
+    """The commit of the checkout that this package is run from, with `+` if its files are changed; None outside a checkout."""
     if not os.path.exists(ROOT / ".git") or not os.path.isdir(ROOT / "src" / "megaplan"):
         return None
     command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]

@@ -1,6 +1,6 @@
-"""A checkpoint's whole weights as the packed weights of a plan with `lora.base`: read in host memory, and packed by the rank that has them.
+"""A checkpoint's unquantised weights as the packed weights of a plan with `lora.base`: each rank reads and packs its rows in host memory.
 
-A rank reads all columns of its rows, also those of other tensor ranks, because the mean and the step of a row are of all.
+A rank reads all columns of its rows, including other tensor ranks' columns, because the mean and the step of a row cover all.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from megarun.parallel.groups.packed import packings, parts_of
 
 
 class BaseWeight(NamedTuple):
-    """A packed weight that a checkpoint has whole.
+    """A packed weight that a checkpoint has unquantised.
 
     Attributes:
         name: Name of the weight.
         tensor: Entry of the inventory.
         packing: Form of its rows.
         rows: This rank's rows, packed.
-        pieces: The same rows of the whole weight, to be read.
+        pieces: The same rows of the unquantised weight, to be read.
     """
 
     name: str
@@ -46,7 +46,7 @@ class BaseWeight(NamedTuple):
 
 
 def base_weights(trainer: Trainer, inventory: Inventory, saved: Mapping[str, Any]) -> list[BaseWeight]:
-    """The packed weights of a trainer that a checkpoint has whole; `saved` are DCP's records of its tensors."""
+    """The packed weights of a trainer that a checkpoint has unquantised; `saved` are DCP's records of its tensors."""
     tensors, mesh = dict(inventory.tensors()), trainer.mesh
     found = []
     for stage in trainer.stages:

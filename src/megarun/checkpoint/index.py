@@ -20,7 +20,7 @@ from megarun.remote import AnyPath
 INDEX = "index.json"
 MAX_INDEX_BYTES = 1 << 26  # a million pieces, and at most some 500 MiB while it is parsed
 MOST_DIMS = 8
-MOST_COMPARISONS = 20_000_000  # of one tensor's chunks; one of n chunks along one dim needs n
+MOST_COMPARISONS = 20_000_000  # for one tensor's chunks; n chunks along one dim need n comparisons
 Box = tuple[tuple[int, int], ...]
 """Start and end along each dim."""
 
@@ -113,7 +113,7 @@ def coverage_error(shape: Sequence[int], chunks: Sequence[tuple[Sequence[int], S
 
 
 def _overlap(boxes: Sequence[Box]) -> tuple[int, ...] | None:
-    """A point that two boxes share: boxes sorted along the dim of most pieces are compared with those that have not ended there."""
+    """A point that two boxes share: boxes are sorted along the dim with most pieces, and compared if they overlap there."""
     dims = range(len(boxes[0])) if boxes else range(0)
     along = max(dims, key=lambda dim: len({box[dim][0] for box in boxes}), default=0)
     active: list[Box] = []
@@ -157,7 +157,7 @@ def count(value: Any) -> int:
     """The value if it is a non-negative integer of at most 63 bits.
 
     Raises:
-        ValueError: The file is not one.
+        ValueError: The file is not an index.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
         raise ValueError(f"{value!r} is not a count")

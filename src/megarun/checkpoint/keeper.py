@@ -125,9 +125,9 @@ class Keeper:
         return copy.step, copy.data_progress
 
     def _load(self, trainer: Trainer) -> tuple[int, DataProgress]:
-        """Load the checkpoint that was found; with `--resume auto` one that cannot be read is skipped for the one before it.
+        """Load the checkpoint that was found; with `--resume auto` an unreadable checkpoint is skipped for the previous one.
 
-        Its files match their checksums, so what cannot be read was saved like this, or is on a disk that fails now.
+        Its files match their checksums, so it was saved unreadable, or the disk fails now.
         """
         run = self._run
         while True:
@@ -171,12 +171,12 @@ class Keeper:
             self._saver.settle(SETTLE_SECONDS)
 
     def forget_copies(self) -> None:
-        """Make no copy in memory count: a restart goes back to a checkpoint."""
+        """Invalidate the copies in memory: a restart uses a checkpoint."""
         if self._copies is not None:
             self._copies.forget()
 
     def await_copies(self) -> None:
-        """Wait until the copy of the last step is with the peer, so that a loss after the next update costs that step alone."""
+        """Wait until the copy of the last step is with the peer, so that a loss after the next update costs only that step."""
         if self._copies is not None:
             self._copies.wait()
 

@@ -2,7 +2,7 @@
 
 Folders with a leading dot are not checkpoints. `.step-N.partial` is a save that was not finished, `.step-N.replaced` the checkpoint of a
 step that is saved a second time, until the new one has its place, and `.step-N.removed` one that retention had begun to remove. A process
-killed between the two renames of a second save leaves the only whole checkpoint of that step under `.replaced`.
+killed between the two renames of a second save leaves the only complete checkpoint of that step under `.replaced`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def hidden(final: Path, what: str) -> Path:
 
 
 def tidy(run: AnyPath) -> list[Path]:
-    """Restore replaced checkpoints whose step has no other, remove everything else that is left over; returns those restored.
+    """Restore replaced checkpoints whose step has no other, remove all other leftovers; returns the restored ones.
 
-    Only one process may call it, and no save may be in progress. A folder that cannot be changed is left as it is: the next save of its
+    Only one process may call this, with no save in progress. A folder that cannot be changed is left as it is: the next save of its
     step reports it. In a storage a save without a manifest is not finished, and only the last one of a step counts.
     """
     if isinstance(run, RemotePath):
@@ -56,6 +56,6 @@ def tidy(run: AnyPath) -> list[Path]:
 
 
 def remove_remote(save: RemotePath) -> None:
-    """Remove a save of a storage, its manifest first: what is left without one does not count."""
+    """Remove a save from a storage, manifest first: without a manifest the rest does not count."""
     (save / MANIFEST).unlink()
     save.remove_tree()

@@ -1,4 +1,4 @@
-"""Lines of checkpoints: which checkpoints of a folder are ancestors of which, after a run resumed from an older one; needs no torch.
+"""Lines of checkpoints: ancestry of the checkpoints of a folder after a run resumed from an older one; needs no torch.
 
 A run that starts from a checkpoint other than the newest starts a new line, of which the later checkpoints are not ancestors. A line's
 history is a sequence of (number, step): line `number` started after `step` steps of the preceding line in the sequence. A checkpoint is an

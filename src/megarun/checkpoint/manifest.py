@@ -106,7 +106,7 @@ def finished(run: AnyPath) -> list[Finished]:
     """Every checkpoint of a run with its position, by step; reads only manifests. If a step was saved several times, the last save counts.
 
     Raises:
-        StorageError: The storage fails; what it has is then unknown.
+        StorageError: The storage fails; its contents are then unknown.
     """
     last = {name_of(path.name)[0]: path for path in saves(run) if not isinstance(path, RemotePath) or (path / MANIFEST).is_file()}
     return [_finished(path, step) for step, path in sorted(last.items())]
@@ -260,10 +260,10 @@ def unlisted_files(checkpoint: AnyPath, manifest: Manifest) -> list[str]:
 
 
 def read_listed(checkpoint: AnyPath, manifest: Manifest, name: str, max_bytes: int) -> str:
-    """The text of a file of a checkpoint, whose sum is the manifest's.
+    """The text of a checkpoint's file, with the checksum verified against the manifest.
 
     Raises:
-        MegaplanError: MP644, it cannot be read, or is not what the manifest lists.
+        MegaplanError: MP644: the index cannot be read, or differs from the manifest.
         StorageError: The storage fails.
     """
     path = checkpoint / name

@@ -1,10 +1,10 @@
 """Copies of a job's last states in the memory of two nodes: a restart by torchrun continues from them when a process or a node is lost.
 
-A thread of each rank copies its state after every step into shared memory of its own node, while the next step computes gradients, which
-changes no state, and sends the copy to a rank of another node, which keeps it in the same way. The next update waits for it.
-Shared memory belongs to no process, so it is there for the processes that torchrun starts again; its folder is named after the torchrun of
-the node, whose end makes it garbage that the next start removes. Each copy has two places, for even and odd steps, and counts once its
-record is written: so the newest step of which every rank has a copy somewhere is the last one or the one before.
+After every step a thread of each rank copies its state into shared memory of its own node while the next step computes gradients, which
+changes no state. It sends the copy to a rank of another node, which keeps it in the same way. The next update waits for it. Shared memory
+belongs to no process, so it is there for the processes that torchrun starts again; its folder is named after the torchrun of the node,
+whose end makes it garbage that the next start removes. Each copy has two places, for even and odd steps, and counts once its record is
+written: so the newest step of which every rank has a copy somewhere is the last one or the one before.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NamedPieces = Sequence[tuple[str, Pieces]]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A whole copy of a rank's state.
+    """A complete copy of a rank's state.
 
     Attributes:
         rank: The rank.
@@ -244,7 +244,7 @@ class MemoryCopies:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the last copy is whole and with the peer.
+        """Wait until the last copy is complete and sent to the peer.
 
         Raises:
             OSError: The node has no memory left.
@@ -257,7 +257,7 @@ class MemoryCopies:
             raise self._failed
 
     def forget(self) -> None:
-        """Make no copy count: the run goes back to an earlier step."""
+        """Invalidate the copies: the run goes back to an earlier step."""
         self.wait()
         dist.barrier(self._control)
         self._node.forget()

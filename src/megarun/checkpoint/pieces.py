@@ -67,7 +67,7 @@ class Pieces:
         return Pieces(host, tuple(self.shape), self.boxes)
 
     def size(self) -> torch.Size:
-        """Shape of the full tensor, which DCP compares with the saved one."""
+        """Shape of the full tensor; DCP compares it with the saved shape."""
         return self.shape
 
     def _chunk(self, box: tuple[Range, ...]) -> ChunkStorageMetadata:
@@ -111,7 +111,7 @@ def pieces_of(tensor: ParamTensor, value: Tensor, mesh: RankMesh) -> Pieces:
 
 
 def packed_pieces(tensor: ParamTensor, rows: Tensor, packing: Packing, mesh: RankMesh) -> Iterator[tuple[str, Pieces]]:
-    """A rank's pieces of the parts of a packed weight, by their names; the local tensors are columns of its bytes."""
+    """A rank's pieces of the parts of a packed weight, by name; the local tensors are columns of the rank's bytes."""
     local, sizes, offsets = local_of(rows)
     start = 0
     for name, part in parts_of(tensor, packing):
@@ -165,7 +165,7 @@ def _bank_boxes(tensor: ParamTensor, mesh: RankMesh, start: int, length: int) ->
 
 
 def _tensor_ranges(tensor: ParamTensor, index: int, degree: int) -> tuple[Range, ...]:
-    """The ranges of TP rank `index`: one, or one of each part of a fused projection."""
+    """The ranges of TP rank `index`: one, or one per part of a fused projection."""
     size = tensor.shape[tensor.tp_dim or 0]
     if degree == 1:
         return (Range(0, 0, size),)

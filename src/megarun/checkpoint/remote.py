@@ -1,6 +1,6 @@
 """Checkpoints in a storage: written to a local stage, uploaded by the saving thread while training continues, committed by the manifest.
 
-A storage renames nothing, so a save has a folder of its own, `step-00000040`, or `step-00000040.1` if that step was saved before, and
+A storage cannot rename, so a save has its own folder, `step-00000040`, or `step-00000040.1` if that step was saved before, and
 the manifest is its last object: a folder without one is not a checkpoint. Rank 0 chooses the folder, and the others read it in DCP's plan.
 """
 
@@ -33,7 +33,7 @@ MAX_OWNER_BYTES = 1 << 16
 
 
 def stage_of(out: Path, rank: int) -> Path:
-    """The folder in which a rank's files are until they are uploaded."""
+    """The folder of a rank's files until they are uploaded."""
     return out / STAGE / f"rank-{rank}"
 
 
@@ -148,5 +148,5 @@ class RemoteWriter(CheckpointWriter):
         remove_remote(old)
 
     def discard(self) -> None:
-        """Remove this rank's stage. What is in the storage without a manifest is removed by the next start; a manifest may be there."""
+        """Remove this rank's stage. The next start removes files in the storage without a manifest; the manifest may have been written."""
         shutil.rmtree(self._partial, ignore_errors=True)

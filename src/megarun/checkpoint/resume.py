@@ -51,7 +51,7 @@ class Found:
 
 
 def newest_complete(run: AnyPath, group: dist.ProcessGroup, damaged: set[AnyPath], line: Line | None = None) -> Found | None:
-    """The newest undamaged checkpoint of a run, on the newest line that has one. Collective.
+    """The newest undamaged checkpoint of a run, on the newest line with an undamaged one. Collective.
 
     Args:
         run: Folder of the run.
@@ -110,7 +110,7 @@ def verified(path: AnyPath, group: dist.ProcessGroup) -> Found | str:
     try:
         manifest = read_manifest(path)
         wrong = damaged_files(path, manifest, (dist.get_rank(), dist.get_world_size()))
-    except StorageError:  # ends the job: what is there is unknown
+    except StorageError:  # ends the job: the contents are unknown
         raise
     except MegaplanError as error:
         wrong = [error.diagnostics[0].detail]
@@ -125,7 +125,7 @@ def verified(path: AnyPath, group: dist.ProcessGroup) -> Found | str:
 
 
 def _candidates(run: AnyPath, line: Line | None, damaged: set[AnyPath], group: dist.ProcessGroup) -> list[AnyPath]:
-    """Checkpoints not known to be damaged, newest first, as rank 0 sees the folder, so that ranks with a delayed file system agree."""
+    """Checkpoints not known to be damaged, newest first, as rank 0 sees the folder, so that ranks agree despite file-system delays."""
     names: list[list[str]] = [[]]
     if dist.get_rank() == 0:
         found = [each for each in finished(run) if each.path not in damaged]
@@ -137,7 +137,7 @@ def _candidates(run: AnyPath, line: Line | None, damaged: set[AnyPath], group: d
 
 
 def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: bool, group: dist.ProcessGroup) -> tuple[int, DataProgress]:
-    """Load a checkpoint into a trainer; returns steps done and data progress (those of a new run with `weights_only`). Collective.
+    """Load a checkpoint into a trainer; returns steps and data progress (new with `weights_only`). Collective.
 
     Raises:
         MegaplanError: MP641 if it belongs to another model, MP642 if optimizer state is missing, MP648 if its batches differ, MP653 if
@@ -146,7 +146,7 @@ def load_checkpoint(found: Found, trainer: Trainer, run: Run, *, weights_only: b
     job = run.job
     check_compatible(found.path, found.manifest, run, weights_only=weights_only)
     if not weights_only and found.manifest.data is None:
-        detail = f"format = {OLD_FORMAT!r}: --data cannot be compared with the checkpoint's"
+        detail = f"format = {OLD_FORMAT!r}: this format does not record its data, so --data cannot be checked"
         _report("MP655", detail, Location(file=str(found.path)), Severity.NOTE)
     items = model_state(trainer, job.inventory)
     bases: list[BaseWeight] = []

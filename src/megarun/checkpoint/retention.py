@@ -24,9 +24,9 @@ class Retention:
     damaged: set[AnyPath] = field(default_factory=set)
 
     def outdated(self, run: AnyPath, new: AnyPath, manifest: Manifest) -> list[AnyPath]:
-        """Checkpoints to remove after `new` is complete: those older than its `keep` newest complete ancestors.
+        """Checkpoints to remove after `new` is complete: the ones older than its `keep` newest complete ancestors.
 
-        Only checkpoints on the line of the new one are removed: other lines belong to other runs, and the line of an unreadable one is
+        Only checkpoints on the line of the new one are removed: other lines belong to other runs, and an unreadable checkpoint's line is
         unknown. A checkpoint is complete if it has all its files in their sizes and is not known to be damaged.
         """
         self.damaged.discard(new)

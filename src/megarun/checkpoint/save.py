@@ -125,7 +125,7 @@ class Saver:
         self._guarded(step, writer, future.result)
 
     def settle(self, seconds: float) -> None:
-        """Give the save in progress time to become whole; its own error, if it has one, is not raised."""
+        """Wait for the save in progress to complete; its error, if any, is not raised."""
         if self._pending is not None:
             wait([self._pending[1]], seconds)
 

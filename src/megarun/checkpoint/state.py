@@ -26,7 +26,7 @@ OPTIMIZER, GENERATOR = "optimizer", "generator"
 
 
 def model_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Pieces]]:
-    """This rank's pieces of every parameter, the experts' biases and delayed scaling; a tensor that two of its stages have occurs twice."""
+    """This rank's pieces of every parameter, the experts' biases and delayed scaling; a tensor in two of its stages occurs twice."""
     tensors, parameters = dict(inventory.tensors()), list[tuple[str, Pieces]]()
     for stage in trainer.stages:
         packed = packings(stage)
@@ -64,7 +64,7 @@ def generator_state(trainer: Trainer) -> list[tuple[str, Pieces]]:
 
 
 def whole_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, Pieces]]:
-    """This rank's pieces of everything that a run continues from."""
+    """This rank's pieces of all state that a run needs to continue."""
     return [*model_state(trainer, inventory), *optimizer_state(trainer, inventory), *generator_state(trainer)]
 
 

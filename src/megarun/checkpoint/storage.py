@@ -108,7 +108,7 @@ class CheckpointWriter(FileSystemWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Remove files of a killed save before any rank writes.
 
-        The folder itself stays: the other ranks make it at the same time, and `mkdir` of a folder that goes away fails.
+        The folder itself stays: other ranks create it at the same time, and `mkdir` fails if it disappears.
         """
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         refuse_link(self._partial.parent)
@@ -173,7 +173,7 @@ class CheckpointWriter(FileSystemWriter):
         return self._retention.outdated(self._run, self._final, self._manifest)
 
     def _remove(self, old: AnyPath) -> None:
-        """Remove a checkpoint; it is renamed before, so that it is never half there under its own name."""
+        """Remove a checkpoint; it is renamed first, so that it is never incomplete under its own name."""
         assert isinstance(old, Path)
         removed = hidden(old, REMOVED)
         remove(removed)
@@ -272,7 +272,7 @@ def _summed(result: WriteResult, record: FileRecord, host: str) -> Written:
 
 
 def _unlike(path: AnyPath, num_bytes: int) -> str | None:
-    """Difference between a file and what was written; None if the size is equal."""
+    """Difference between a file and the written bytes; None if the size is equal."""
     try:
         size = size_of(path)
     except OSError as error:

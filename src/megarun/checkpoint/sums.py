@@ -1,7 +1,7 @@
-"""Sums of a checkpoint's files: what was summed is what is read.
+"""Sums of a checkpoint's files: the bytes that are read are the bytes that were summed.
 
 Between the comparison of a file's sum and the reading of its tensors another file may get its name, or its bytes may be written again. So a
-file is read from a descriptor whose size, times and number are those that it was summed with, before and after; else this process sums it
+file is read from a descriptor whose size, times and inode are, before and after, the same as when it was summed; else this process sums it
 again. A text is summed from the bytes that are parsed.
 """
 
@@ -32,7 +32,7 @@ class FileRecord:
 
 
 class ChangedFileError(OSError):
-    """A file is not what was summed, or was written while it was read."""
+    """A file differs from the summed one, or was written while it was read."""
 
 
 def record_of(path: AnyPath) -> FileRecord:
@@ -57,7 +57,7 @@ def learn(sums: Mapping[tuple[str, str], str]) -> None:
 
 @contextmanager
 def open_summed(path: AnyPath, record: FileRecord) -> Iterator[BinaryIO]:
-    """Open a file whose bytes have the recorded sum; while it is open it must stay as it is.
+    """Open a file whose bytes have the recorded sum; it must not change while it is open.
 
     Raises:
         ChangedFileError: It has another sum, or is written meanwhile.
@@ -107,7 +107,7 @@ def _summed(path: AnyPath, file: BinaryIO) -> FileRecord:
 
 
 def _state(path: AnyPath, file: BinaryIO) -> str:
-    """Values that change when the bytes of a file change: size, times and number of the open file, or those that a storage gives."""
+    """Values that change when the bytes of a file change: size, times and inode of the open file, or a storage's values."""
     if isinstance(path, RemotePath):
         return path.state()
     found = os.fstat(file.fileno())

@@ -36,7 +36,7 @@ EXPORTED_DTYPES = {"fp32": DType.FP32, "bf16": DType.BF16}
 
 app: typer.Typer = typer.Typer(name="checkpoint", help="List, inspect, verify, export and import checkpoints.", no_args_is_help=True)
 
-Folder = Annotated[str, typer.Argument(metavar="DIR", help="A run's folder or URL, or one checkpoint of it.")]
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder or URL of a run or of one checkpoint.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
@@ -105,7 +105,7 @@ def checkpoints_at(word: str) -> list[AnyPath]:
     """The folder itself if it is a checkpoint, else the finished checkpoints of the run, newest first.
 
     Raises:
-        MegaplanError: MP649 if there is none.
+        MegaplanError: MP649 if there is no checkpoint.
     """
     folder = any_path(word)
     found = [folder] if (folder / MANIFEST).is_file() else list_checkpoints(folder)

@@ -83,7 +83,7 @@ def tokenize_command(
         file = tokenizer_file(Path(tokenizer))
         given = read_tokenizer(file, end) if file.is_file() else None
         if (vocab_size if given else end) is not None:
-            raise typer.BadParameter("--vocab-size is of a new tokenizer, --end-of-document of a file's")
+            raise typer.BadParameter("--vocab-size is for a new tokenizer, --end-of-document for a tokenizer file")
         kind = given.kind if given else _kind(tokenizer)
         wanted = given.vocab_size if given else vocab_size if vocab_size is not None else 257 if kind == "bytes" else DEFAULT_VOCAB_SIZE
         if given is None:
@@ -131,7 +131,7 @@ def _kind(text: str) -> TokenizerKind:
     try:
         return TokenizerKind(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither bpe nor bytes nor a file", param_hint="--tokenizer") from None
+        raise typer.BadParameter(f"{text!r} is not bpe, bytes or a file", param_hint="--tokenizer") from None
 
 
 @contextmanager

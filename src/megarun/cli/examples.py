@@ -38,7 +38,7 @@ EXAMPLES = {
         "megarun launch kubernetes /data/plan.json --image IMAGE --volume data=/data -- --data /data/code.tokens --out /data/my > job.yaml",
     ),
 }
-"""Commands that work as they are, for a plan, a token file and a run of one's own."""
+"""Commands to copy, for your own plan, token file and run."""
 
 
 def epilog(name: str) -> str:

@@ -73,7 +73,7 @@ def _shape(plan: str) -> JobShape:
 
 
 def _checked(train: Sequence[str]) -> Sequence[str]:
-    """The options of `megarun train`, with those without which a queued job would fail.
+    """The options of `megarun train`, including the ones that a queued job requires.
 
     Raises:
         MegaplanError: MP662.

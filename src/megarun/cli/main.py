@@ -1,6 +1,6 @@
 """`megarun`: train a plan, trace its memory, compile its kernels, look at a machine, prepare data, manage checkpoints, write job scripts.
 
-Only this module turns an exception into an exit status.
+This module alone turns an exception into an exit status.
 
 Exit status: 0 done, 1 a trace exceeds its tolerance, a kernel does not compile, or the doctor finds a problem, 2 an error, 130
 interrupted. Under torchrun only the rank that failed first prints its error.
@@ -92,9 +92,9 @@ def train(
 
     SIGTERM, SIGINT, SIGUSR1 and SIGHUP save and stop all ranks after the same step (exit 128 + number: 143, 130, 138, 129); the same
     command resumes, with this plan or another plan of the same model. With --plans and torchrun's --nnodes MIN:MAX --max-restarts N a job
-    that loses a node continues with the plan for those that are left.
+    that loses a node continues with the plan for the remaining ones.
     """
-    # Torch takes seconds to load: what is wrong with the words, the plan or the data is said before.
+    # Torch takes seconds to load: errors in the arguments, the plan or the data are reported before.
     from megarun.api import Evaluation, prepare_run  # noqa: PLC0415
     from megarun.job.run import Checkpoints, Viewers  # noqa: PLC0415
     from megarun.launch.failure import exit_on_peer_failure, report_failure  # noqa: PLC0415
@@ -185,11 +185,11 @@ def compile_command(
 
 @app.command(epilog=epilog("sample"), rich_help_panel=FILES)
 def sample(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or URL, or one checkpoint of it.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder or URL of a run or of one checkpoint.")],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The prompt.")],
     *,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json, or the token file that it made, if not the run's.")
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="A tokenizer.json, or a token file made with it; default: the run's.")
     ] = None,
     tokens: Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="Most tokens to write.")] = 100,
     temperature: Annotated[float, typer.Option("--temperature", min=0, metavar="T", help="0: always the most probable token.")] = 0.8,
@@ -200,7 +200,7 @@ def sample(
 ) -> int:
     """Continue TEXT with the newest checkpoint of RUN, of any layout, in one process.
 
-    Keys, values and states of earlier tokens are kept, so that a token costs one forward of one position.
+    Keys, values and states of earlier tokens are kept, so that a token costs a forward of one position.
     """
     from megarun.cli.sample import Wanted, write_sample  # noqa: PLC0415  (help needs no model)
 
@@ -210,7 +210,7 @@ def sample(
 
 @app.command(name="eval", epilog=epilog("eval"), rich_help_panel=FILES)
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder or URL, or one checkpoint of it.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Folder or URL of a run or of one checkpoint.")],
     data: Annotated[Path, typer.Argument(metavar="FILE", help="A token file.")],
     *,
     rows: Annotated[int | None, typer.Option("--rows", min=1, metavar="N", help="Most rows to read; default: all.")] = None,
@@ -225,13 +225,13 @@ def evaluate(
 
 @app.command(epilog=epilog("doctor"), rich_help_panel=MACHINE)
 def doctor(
-    plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan file: also look at what it needs.")] = None,
+    plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan file; also checks its requirements.")] = None,
     *,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder that a run would write.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
     with_traceback: Annotated[bool, typer.Option("--traceback", help="Also print Python's traceback of an error.")] = False,
 ) -> int:
-    """Say what this machine has and lacks for training: versions, devices, memory, known hazards, and for PLAN its compiled kernels.
+    """Report what this machine has and lacks for training: versions, devices, memory, known hazards, and for PLAN its compiled kernels.
 
     Exits 1 if something would keep a run from starting or make it wrong.
     """

@@ -61,7 +61,7 @@ def write_sample(run: str, tokenizer: Path | None, wanted: Wanted, *, as_json: b
     for token in continuation(decoder, prompt, wanted.num_tokens, chooser, end_of_document(words)):
         made.append(token)
         text = words.decode(prompt + made)
-        if not as_json and text.startswith(shown) and not text.endswith("\ufffd"):  # a character of several tokens is not whole yet
+        if not as_json and text.startswith(shown) and not text.endswith("\ufffd"):  # a character of several tokens is still incomplete
             output.write(text[len(shown) :])
             sys.stdout.flush()
             shown = text

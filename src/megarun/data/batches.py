@@ -4,7 +4,7 @@ The rows of a step depend only on (step, seed), in the order [microbatch][data r
 microbatches each, and one process with M · D, read the same microbatches: microbatch m of data rank d is number m · D + d of the process.
 
 CP and TP ranks share their sequences. A CP rank has two pieces of each (`megarun.parallel.groups.context`), of which a TP rank takes its
-local tokens, a consecutive part; with `vocab_parallel` it takes all, because each rank looks up every token.
+local tokens, a consecutive part; with `vocab_parallel` it takes all of them, because each rank looks up every token.
 
 Packed rows (`data.packing: documents`) come with the document of every token. Every rank reads it from the token file, for its local rows
 and whatever its stage: nothing is sent between stages. The last token of a document has no label; the number of labels of the global batch
@@ -100,7 +100,7 @@ class Batch(NamedTuple):
         places: Places of the images' tokens in the rank's stream of a microbatch, int64 [rows · image tokens of a row], with `patches`.
         following: On the last stage of a model with multi-token prediction, the labels of each depth, shaped like `labels`: the tokens
             2, 3, … positions after.
-        following_before: If the depths add n-grams, `before` of the tokens that each of them embeds: those 1, 2, … positions after.
+        following_before: If the depths add n-grams, `before` of the tokens that each depth embeds, which are 1, 2, … positions later.
         following_structure: If they add classes, `structure` of these tokens; 0 for none.
         following_platform: If they add platforms, `platform` of these tokens; 0 for none.
     """
@@ -133,7 +133,7 @@ class Batch(NamedTuple):
         return [each for field in whole if field is not None for each in (field if isinstance(field, tuple) else (field,))]
 
     def copied(self) -> Batch:
-        """The same with tensors of its own."""
+        """A copy with its own tensors."""
 
         def copy(field: Any) -> Any:
             if isinstance(field, Packed):

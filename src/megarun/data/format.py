@@ -18,7 +18,7 @@ PREAMBLE = struct.Struct("<8sII")  # magic, version, length of the header's JSON
 PAYLOAD_START = 4096  # the header is padded to a page, so the offsets are aligned wherever the file is mapped
 OFFSET_BYTES = 8
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end of document
-MAX_CATEGORIES = 256  # a class is one byte, and so is a platform
+MAX_CATEGORIES = 256  # a class and a platform have one byte each
 STRUCTURE_FIELDS, PLATFORM_FIELDS = ("structure", "num_categories"), ("platform", "num_platforms")
 WITH_CLASSES, WITH_PLATFORMS = 2, 3
 """Versions that brought them."""

@@ -1,8 +1,8 @@
 """Images of a batch: made-up patches, the places of their tokens in a row, and the labels that are left.
 
 The patches of an image are normal numbers of a generator that is seeded by the run's seed, the number of the row and the number of the
-image in it. So every layout, and a run that is resumed, has the same images. Image i of n begins at position i · ⌊T / n⌋ of a row of T
-tokens. The tokens of text at its places are neither read nor predicted.
+image in it. So every layout, and a resumed run, has the same images. Image i of n begins at position i · ⌊T / n⌋ of a row of T
+tokens. Text tokens at the image's positions are not read and not predicted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def covered_positions(spec: Spec) -> NDArray[np.int64]:
 
 
 def num_labels(spec: Spec) -> int:
-    """Labels of the global batch of rows that are one text each: those of tokens before an image's are none."""
+    """Labels of the global batch of rows that are one text each: positions whose next token belongs to an image have no label."""
     covered = int((covered_positions(spec) > 0).sum())
     return spec.global_batch_size * (spec.batch.seq_length - covered)
 
@@ -40,7 +40,7 @@ def image_places(spec: Spec, num_rows: int, own: Tensor) -> Tensor:
     Args:
         spec: The spec.
         num_rows: Rows.
-        own: The rank's positions of a row [t]; the place of a token at another one is the number of them all, micro_batch_size · t.
+        own: The rank's positions of a row [t]; a token at another rank's position gets the index micro_batch_size · t, one past the last.
     """
     rows, length = spec.batch.micro_batch_size, len(own)
     found = torch.full((rows, spec.batch.seq_length), rows * length)

@@ -99,7 +99,7 @@ class TokenMix:
         return self._gathered(TokenFile.read_platforms, np.empty((num_rows, seq_length + 1), dtype=np.uint8), step, seed)
 
     def _gathered(self, read: Callable[[TokenFile, NDArray[np.int64], int], Numbers], found: Numbers, step: int, seed: int) -> Numbers:
-        """Fill [num_rows, seq_length + 1] with what each file reads of its rows."""
+        """Fill [num_rows, seq_length + 1] with each file's rows."""
         num_rows, width = found.shape
         for file, places, numbers in self._shares(row_numbers(step, num_rows), seed):
             found[places] = read(file, file.windows(numbers, seed, width - 1), width - 1)

@@ -1,7 +1,7 @@
 """The order in which windows are read: a keyed bijection of 0 … n − 1, computed at any position without a table.
 
 A balanced Feistel network permutes the smallest even-bit domain that holds n numbers; walking along its cycle until the number is below n
-makes it a permutation of exactly n. No state is kept, so position 10^9 costs what position 0 does.
+makes it a permutation of exactly n. No state is kept, so position 10^9 costs as much as position 0.
 
 Source: M. Luby and C. Rackoff, How to construct pseudorandom permutations (1988), for the network; J. Black and P. Rogaway, Ciphers with
 arbitrary finite domains (2002), for the walk; G. Steele, D. Lea and C. Flood, Fast splittable pseudorandom number generators (2014), for

@@ -1,7 +1,7 @@
-"""Platforms of documents: the folder of the corpus that a document is in. What `features.platform` embeds.
+"""Platforms of documents: the folder of the corpus that a document is in. The values that `features.platform` embeds.
 
 Platform 0 is of the documents in the corpus folder itself; the folders directly below it are 1, 2, … in the order of their names. So texts
-are sorted by what they are written for, or come from, by putting them into folders.
+are sorted by target platform or source by putting them into folders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lexical classes of C-like source, one for every token: what `features.structure` embeds.
+"""Lexical classes of C-like source, one per token, which `features.structure` embeds.
 
 A text is scanned once, as a C or C++ preprocessor would split it, without macros: every byte belongs to one class. A token has the class of
 its first byte that is not white space, or white space if it has no other. Texts of other languages get the classes of the C tokens that

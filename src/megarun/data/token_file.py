@@ -370,5 +370,5 @@ def _read_header(file: BinaryIO, path: Path) -> Header:
         platforms = f" + {header.num_documents:,}" if header.platform else ""
         expected = f"{parts} + {width} · {header.num_tokens:,}{platforms} = {header.file_bytes:,} bytes"
         what = "truncated" if num_bytes < header.file_bytes else "too long"
-        raise refusal("MP614", f"{what}: it has {num_bytes:,} bytes, by its header {expected}", None, rewrite, place)
+        raise refusal("MP614", f"{what}: it has {num_bytes:,} bytes, but its header says {expected}", None, rewrite, place)
     return header

@@ -80,7 +80,7 @@ def tokenize(
         progress: Callback for every batch.
         structure: True to write the lexical class of every token.
         platform: True to write the platform of every document.
-        given: Tokenizer to use in place of a new one.
+        given: Tokenizer to use instead of a new one.
 
     Raises:
         MegaplanError: MP619 if it cannot be written, MP616 if a document changed during tokenization, or there are too many platforms,

@@ -49,7 +49,7 @@ class TrainedTokenizer:
         kind: BPE or bytes.
         tokenizer: The library's object.
         end_of_document_id: Id that ends every document; no text encodes to it.
-        sample_documents: Number of documents it was trained on, some of them partly.
+        sample_documents: Number of documents on which it was trained; some are used partly.
         sample_bytes: UTF-8 bytes that it was trained on.
         content: JSON of the file that it was read from; empty if it was made here.
     """
@@ -131,13 +131,13 @@ def read_tokenizer(path: Path, end: str | None = None) -> TrainedTokenizer:
     try:
         content = path.read_bytes()
         tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library has no class of its own
+    except Exception as error:  # the library has no exception class for it
         raise refusal("MP680", f"{path}: {str(error).splitlines()[0]}", hints=hints, file=str(path)) from None
     names = (end,) if end is not None else _ENDS
     ids = tokenizer.get_vocab()
     found = next((each for each in names if each in ids), None)
     if found is None:
-        detail = f"{path}: none of {', '.join(names)} is a token of it"
+        detail = f"{path}: it has none of the tokens {', '.join(names)}"
         raise refusal("MP680", detail, hints=("--end-of-document TOKEN",), file=str(path))
     if max(ids.values()) + 1 < MIN_VOCAB_SIZE:
         raise refusal("MP680", f"{path}: ids up to {max(ids.values())}, and a token file has at least {MIN_VOCAB_SIZE}", file=str(path))

@@ -1,1 +1,1 @@
-"""Examines a machine for training, and what a plan needs of it."""
+"""Examines a machine for training, and for a plan's requirements."""

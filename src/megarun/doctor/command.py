@@ -15,7 +15,7 @@ PROBLEMS = 1
 
 
 def examine(plan: str | None, *, out: Path | None, as_json: bool) -> int:
-    """Look at this machine, and at what a plan needs of it, and print what was found.
+    """Check this machine, and a plan's requirements, and print the findings.
 
     Returns:
         0 without a problem, else 1.

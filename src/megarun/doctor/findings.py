@@ -1,4 +1,4 @@
-"""Findings of the doctor: lines of sections, each good, a warning or a problem with what to do about it."""
+"""Findings of the doctor: lines of sections, each good, a warning or a problem with its fix."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def warning(section: str, name: str, text: str, advice: str, /, **values: Any) -
 
 
 def problem(section: str, name: str, text: str, advice: str, /, **values: Any) -> Finding:
-    """A run does not start, or computes what it should not."""
+    """A run does not start, or computes wrong values."""
     return Finding(section, name, State.PROBLEM, text, advice, values)
 
 

@@ -43,7 +43,7 @@ def _none(torch: Any) -> Finding:
     if torch.version.cuda is None:
         advice = "plans, traces and `megarun compile` need none; to train on a GPU install a torch wheel for CUDA"
         return warning(DEVICES, "CUDA", "no GPU can be used: this torch was built without CUDA; megarun trains on the CPU", advice, count=0)
-    advice = "plans, traces and `megarun compile` need none; where there should be one, `nvidia-smi` and CUDA_VISIBLE_DEVICES say why not"
+    advice = "plans, traces and `megarun compile` need no GPU; if the machine has one, check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
     return warning(DEVICES, "CUDA", "no GPU is visible; megarun trains on the CPU", advice, count=0)
 
 
@@ -85,7 +85,7 @@ def memory() -> Iterator[Finding]:
 
 
 def host_amounts() -> dict[str, int]:
-    """Amounts of host memory in bytes, by the names of /proc/meminfo; empty where the system does not say."""
+    """Amounts of host memory in bytes, by the names of /proc/meminfo; empty if the system does not provide them."""
     try:
         lines = MEMINFO.read_text(encoding="utf-8").splitlines()
         return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if rest}
@@ -94,7 +94,7 @@ def host_amounts() -> dict[str, int]:
 
 
 def folders(out: Path | None) -> Iterator[Finding]:
-    """The folder of a run, that of compiled kernels, and that of temporary files."""
+    """The folders of a run, of compiled kernels and of temporary files."""
     if out is not None:
         yield _writable("out", out, problem, "give an --out that this user can write")
     if installed("triton") is not None:

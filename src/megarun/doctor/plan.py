@@ -27,7 +27,7 @@ PLAN = "plan"
 
 
 def plan_findings(plan: str) -> Iterator[Finding]:
-    """Findings on what is there and what is missing for a plan.
+    """Findings about a plan's requirements that this machine meets or lacks.
 
     Raises:
         MegaplanError: The plan cannot be read.
@@ -64,14 +64,18 @@ def _devices(job: Job, budget: Budget) -> Iterator[Finding]:
         )
     elif free < needs:
         yield problem(
-            PLAN, spec.name, f"{text}; {format_bytes(free)} are free here", "end what else runs there, or split for less", **values
+            PLAN,
+            spec.name,
+            f"{text}; {format_bytes(free)} are free here",
+            "end other programs on the GPU, or split for less memory",
+            **values,
         )
     elif capability not in wanted:
         yield warning(
             PLAN,
             spec.name,
             f"{text}; this GPU is sm_{capability[0]}{capability[1]}",
-            "memory and time of the plan are another device's",
+            "the plan's memory and time are for another device",
             **values,
         )
     else:
@@ -113,7 +117,7 @@ def _libraries(job: Job) -> Iterator[Finding]:
 
 
 def _visible() -> tuple[int, int, tuple[int, int]] | None:
-    """GPUs of this machine, least free bytes of one, capability of the first; None without any."""
+    """Number of GPUs of this machine, smallest free bytes, capability of the first; None without any."""
     if installed("torch") is None:
         return None
     import torch  # noqa: PLC0415  (it may not be there)

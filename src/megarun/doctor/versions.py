@@ -1,4 +1,4 @@
-"""Versions of what a run is made of, and the known hazards of its compilers."""
+"""Versions of a run's software, and known hazards of its compilers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INSTALL = 'pip install "megaplan[run]" with the constraints of the project'
 
 
 def versions() -> Iterator[Finding]:
-    """Versions of this project, Python, torch and what it was built with, and Triton."""
+    """Versions of this project, Python, torch with the libraries of its build, and Triton."""
     found = commit()
     text = f"{__version__}{f' (commit {found})' if found else ', installed as a package'}"
     yield ok(SECTION, "megaplan, megarun", text, version=__version__, commit=found)
@@ -58,7 +58,7 @@ def compilers() -> Iterator[Finding]:
             HAZARDS,
             "triton",
             "not installed: plans with host.kernels: triton do not run on a GPU",
-            "pip install triton, of the version that this torch names",
+            "pip install triton, in the version that this torch requires",
             version=None,
         )
         return
@@ -75,7 +75,7 @@ def compilers() -> Iterator[Finding]:
 
 
 def _with_hazards(tool: str, number: str, **values: Any) -> Iterator[Finding]:
-    """The tool, and a line for each hazard that its version has: what is done about it."""
+    """The tool, and for each hazard of its version a line that says how it is handled."""
     if installed("torch") is None:
         yield ok(HAZARDS, tool, number, version=number, **values)
         return

@@ -52,7 +52,7 @@ def build_stage(
 def _adapt(stage: Stage, inventory: Inventory, slot: Slot, spec: Spec, lora: Lora) -> None:
     """Freeze a stage's parameters, in the dtype in which they are stored, and add the adapters that the inventory lists.
 
-    Before FSDP2 wraps the stage, so that it shards the adapters and reduces their gradients with those of their layer's group.
+    Before FSDP2 wraps the stage, so that it shards the adapters and reduces their gradients with their layer's group.
     """
     stage.to(TORCH_DTYPES[lora.stored(spec.precision.params)]).requires_grad_(False)
     for name, tensor in stored_tensors(spec, inventory, slot):
@@ -89,7 +89,7 @@ def slot_tensors(inventory: Inventory, slot: Slot) -> Iterator[tuple[str, ParamT
 
 
 def stored_tensors(spec: Spec, inventory: Inventory, slot: Slot) -> Iterator[tuple[str, ParamTensor]]:
-    """The tensors of a slot's blocks as they are stored, by full name."""
+    """The stored tensors of a slot's blocks, by full name."""
     for block in slot.blocks:
         for tensor in packed_block(spec.packing, inventory.block(block), spec.mesh.tp).tensors:
             yield f"{block}.{tensor.name}", tensor

@@ -20,8 +20,8 @@ STD = 0.02
 def initialise(stage: nn.Module, inventory: Inventory, seed: int, mesh: RankMesh | None = None) -> None:
     """Initialise a materialised stage in place; a sharded parameter gets its shard of the full tensor's values.
 
-    Random values for a shard would be equal on every rank; initialising the full tensor and slicing it makes the values depend only on the
-    name, so that all layouts start equal.
+    Random values for a shard would be equal on every rank; initialising and slicing the full tensor makes values depend only on the name,
+    so that all layouts start equal.
 
     Args:
         stage: Stage whose parameters are the rank's parts, sharded by FSDP2 or not.

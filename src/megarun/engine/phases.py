@@ -36,7 +36,7 @@ class PhasedTrainer(Trainer):
 
 
 def _phases_of_steps() -> Iterator[tuple[Phase, Phase]]:
-    """Pairs (forward_backward phase, optimizer phase): that of the first step, then that of every later step."""
+    """Pairs (forward_backward phase, optimizer phase): of the first step, then of every later step."""
     yield Phase.FIRST_FORWARD_BACKWARD, Phase.FIRST_OPTIMIZER
     while True:
         yield Phase.FORWARD_BACKWARD, Phase.OPTIMIZER

@@ -93,7 +93,7 @@ def router_modules(spec: Spec, inventory: Inventory) -> list[str]:
 
 
 def _is_copy(tensor: ParamTensor, mesh: RankMesh) -> bool:
-    """True for what another slice of the same experts has, too: the bias of their slices' sum."""
+    """True for a parameter that another slice of the same experts has too: the bias added to the sum of slices."""
     return tensor.owner is Owner.EXPERT_PARALLEL and tensor.tp_dim is None and mesh.expert_coordinate["etp"] > 0
 
 
@@ -171,7 +171,7 @@ class Trainer:
         return self._runner.take_note() if isinstance(self._runner, GraphedRunner) else None
 
     def scale_losses(self, scale: float) -> None:
-        """Multiply losses by a power of two where gradients are in fp16; what is measured and what is applied is divided by it."""
+        """Multiply losses by a power of two where gradients are in fp16; measured losses and applied gradients are divided by it."""
         if self.scales_losses:
             self._scale = scale
             for module in (self._runner.loss, *(module for stage in self.stages for module in stage.modules())):
@@ -235,7 +235,7 @@ class Trainer:
             move_biases(self.stages, self._routers, self._sums, moe.expert_bias_rate)
 
     def drop_gradients(self) -> None:
-        """Free the gradients of a step without an update, and what it has recorded."""
+        """Free the gradients and recorded values of a step without an update."""
         self._norm = 0.0
         self._delayed.drop()
         for stage in self.stages:

@@ -39,7 +39,7 @@ class Adapters:
 
     @classmethod
     def of(cls, checkpoint: AnyPath, job: Job, saved: Mapping[str, Any]) -> Adapters:
-        """Adapters of a checkpoint, by its index; a checkpoint of a base has none."""
+        """Adapters of a checkpoint, by its index; empty for a checkpoint of a base model."""
         if job.spec.lora is None:
             return cls(checkpoint, frozenset(), 0.0, {}, None)
         names = frozenset(
@@ -65,7 +65,7 @@ class Adapters:
         return unpacked(rows, self.packed[name][1], self.packing, torch.float32)
 
     def merged(self, name: str, tensor: Tensor) -> Tensor:
-        """A parameter with its adapter, in fp32; without one as it is."""
+        """A parameter with its adapter merged, in fp32; unchanged without an adapter."""
         linear = name.removesuffix(".weight")
         if linear not in self.names:
             return tensor

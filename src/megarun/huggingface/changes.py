@@ -1,4 +1,4 @@
-"""Conversion of a rule's values between theirs and ours: every change only moves elements and has an exact inverse."""
+"""Conversion of a rule's values between Hugging Face's tensors (theirs) and megarun's (ours): exactly invertible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megarun.huggingface.rules import Rule
 
 
 def to_ours(rule: Rule, theirs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Our tensors from theirs, in the rule's order, in their dtype."""
+    """Our tensors from theirs, in the rule's order and the dtype of theirs."""
     whole = torch.stack(list(theirs)) if rule.stacked else theirs[0]
     if rule.transposed:
         whole = whole.mT
@@ -40,7 +40,7 @@ def to_theirs(rule: Rule, ours: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _rows(rule: Rule) -> list[int]:
-    """Rows of each part of ours in a group of theirs."""
+    """Number of rows of each of our tensors in a group of theirs."""
     return [each.shape[rule.row_dim] // (each.parts * rule.groups) for each in rule.ours for _ in range(each.parts)]
 
 

@@ -48,7 +48,7 @@ MOST_NAMED = 8
 TEXT_PART = "language_model."
 """The text model in the names of a model of several parts."""
 _NOT_READ = re.compile(r"(^|\.)rotary_emb\.inv_freq$|^mtp\.|\.act_fn\.(beta|eps)$")
-"""Buffers that older releases stored and that follow from the config, and prediction modules that a plan has not."""
+"""Buffers that older releases stored and that follow from the config, and prediction modules that a plan lacks."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _OTHER_FILES = ("generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -90,7 +90,7 @@ def import_weights(planned: tuple[Job, SavedPlan], model: Path, out: Path) -> Mo
     Args:
         planned: The plan to train.
         model: Folder with `config.json` and safetensors.
-        out: A new folder, as a run's.
+        out: A new folder with a run's layout.
 
     Raises:
         MegaplanError: A file cannot be read, or does not fit the plan.
@@ -136,8 +136,8 @@ def export_weights(
         checkpoint: Folder of the checkpoint.
         config_path: `config.json` of the model, whose folder's files of tokenizer and generation are copied; None to derive a config.
         out: A new folder; of a config that nests a text model it is that model alone.
-        dtype: Dtype of the weights; None to keep that of the checkpoint.
-        tokenizer: `tokenizer.json` of the run, where the config's folder has none.
+        dtype: Dtype of the weights; None to keep the checkpoint's.
+        tokenizer: `tokenizer.json` of the run, if the config's folder has none.
 
     Raises:
         MegaplanError: A file cannot be read, or the config is of another model, or of no type that megarun derives.
@@ -179,7 +179,7 @@ def _require_shapes(rules: Iterable[Rule], saved: Mapping[str, SavedTensor], che
 
 
 def _write_words(out: Path, config_path: Path | None, tokenizer: Path | None, longest: int) -> dict[str, int]:
-    """Files of tokenizer and generation: those next to a given config, else the run's tokenizer, whose ends a derived config names."""
+    """Files of tokenizer and generation: from a given config's folder, else the run's tokenizer, whose ends a derived config names."""
     for name in _OTHER_FILES:
         if config_path is not None and (source := config_path.with_name(name)).is_file():
             shutil.copyfile(source, out / name)
@@ -227,7 +227,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _rules(job: Job, config: Mapping[str, Any], path: Path) -> tuple[list[Rule], ImportedConfig]:
-    """The rules of a plan whose model is the config's."""
+    """The rules for a plan with the config's model."""
     imported = import_hf(json.dumps(config), str(path))
     if imported.family not in NAMES:
         detail = f"{path}: model_type = {imported.family}, but tensors are named for {', '.join(NAMES)}"
@@ -257,7 +257,7 @@ def _other_names(names: Names, nested: bool, name: str) -> Iterable[str]:
 
 
 def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job, copies: Iterable[Rule], *, nested: bool) -> tuple[str, ...]:
-    """Compare the stored tensors with the rules; returns the names of those that are not read and may be left out.
+    """Compare the stored tensors with the rules; returns the names of unread tensors that may be omitted.
 
     Raises:
         MegaplanError: MP663.
@@ -284,7 +284,7 @@ def _check_tensors(rules: Iterable[Rule], files: WeightFiles, job: Job, copies: 
 def _differing_copies(shared: Mapping[str, str], files: WeightFiles) -> Iterator[str]:
     for name, theirs in shared.items():
         if files.header(name) != files.header(theirs) or not torch.equal(files.read(name), files.read(theirs)):
-            yield f"{name} is not {theirs}, and a prediction depth of megarun shares it"
+            yield f"{name} is not {theirs}, but a prediction depth of megarun shares that tensor"
 
 
 def _misfits(wanted: Mapping[str, Rule], files: WeightFiles) -> Iterator[str]:
@@ -296,7 +296,7 @@ def _misfits(wanted: Mapping[str, Rule], files: WeightFiles) -> Iterator[str]:
 
 
 def _shared(wanted: Mapping[str, Rule], copies: Iterable[Rule], files: WeightFiles) -> dict[str, str]:
-    """The stored copies that a prediction depth has, and the names of what they are copies of."""
+    """The stored copies of a prediction depth, and the names of their originals."""
     holders = {rule.ours[0].name: name for name, rule in wanted.items()}
     found = {copy.theirs[0]: holders[copy.ours[0].name] for copy in copies}
     return {name: theirs for name, theirs in found.items() if {name, theirs} <= files.places.keys()}

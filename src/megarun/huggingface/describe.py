@@ -28,7 +28,7 @@ def derived_config(job: Job) -> dict[str, Any]:
     """The config of the first model type that reads back as the plan's model.
 
     Raises:
-        MegaplanError: MP664 if no model type does; the differences are those of the closest.
+        MegaplanError: MP664 if no model type matches, with the differences from the closest one.
     """
     closest: list[str] | None = None
     for config in hf_configs(job.spec):
@@ -43,7 +43,7 @@ def derived_config(job: Job) -> dict[str, Any]:
         if closest is None or len(found) < len(closest):
             closest = [f"as {config['model_type']}: {each}" for each in found]
     known = ", ".join(each.name for each in TYPES)
-    detail = f"the plan's model is none of the types whose config.json is derived from a plan: {known}"
+    detail = f"the plan's model has no model type for which a config.json can be written: {known}"
     raise refusal("MP664", "\n".join([detail, *(closest or [])[:MOST_NAMED]]), hints=("--config MODEL/config.json",))
 
 
@@ -61,7 +61,7 @@ def read_tokenizer_json(file: Path) -> Tokenizer:
     """The tokenizer of a `tokenizer.json`.
 
     Raises:
-        MegaplanError: MP678 if the file is none.
+        MegaplanError: MP678 if the file is not a config.
     """
     try:
         return Tokenizer.from_file(str(file))
@@ -89,7 +89,7 @@ def write_tokenizer(file: Path, out: Path, longest: int) -> dict[str, int]:
 
 
 def write_card(out: Path, job: Job, manifest: Manifest, config: Mapping[str, Any], num_parameters: int) -> None:
-    """Write a model card: what the model is, how far and on what it was trained, and how to load it."""
+    """Write a model card: the model, its steps and data of training, and how to load it."""
     sequences, length = manifest.global_batch
     losses = manifest.data_progress.losses
     rows = [

@@ -1,4 +1,4 @@
-"""Differences between the model of a config and that of a plan, as far as they decide its function or its tensors."""
+"""Differences between the model of a config and that of a plan, limited to settings that decide its function or its tensors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def model_differences(imported: ImportedConfig, config: Mapping[str, Any], spec:
     theirs, ours = (each.model.model_dump(mode="json") for each in (imported.loaded.spec, spec))
     found = list(_depths_different(NAMES[imported.family], text_fields(config), ours["features"].pop("mtp", None)))
     theirs["features"].pop("mtp", None)
-    theirs.pop("towers", None)  # an encoder's weights stay where they are
+    theirs.pop("towers", None)  # an encoder's weights are not converted
     return [*found, *_different("model", theirs, ours)]
 
 
 def _depths_different(names: Names, config: Mapping[str, Any], mtp: Mapping[str, Any] | None) -> Iterator[str]:
-    """Prediction depths of the plan that the model has not; a plan may leave out those that it has."""
+    """Prediction depths of the plan that the model lacks; a plan may omit the model's."""
     if mtp is None:
         return
     if names.depths is None:
@@ -39,7 +39,7 @@ def _depths_different(names: Names, config: Mapping[str, Any], mtp: Mapping[str,
     elif names.depths.most is not None and has > names.depths.most:
         yield f"features.mtp.depth = {has}, but this model type has names for {names.depths.most} at most"
     if not mtp.get("normed_input"):
-        yield "features.mtp.normed_input = false in the plan, and the published modules read what the final norm makes: set it to true"
+        yield "features.mtp.normed_input = false in the plan, but the published modules read the final norm's output: set it to true"
 
 
 def _different(key: str, theirs: Any, ours: Any) -> Iterable[str]:

@@ -70,7 +70,7 @@ class WeightFiles:
         return found
 
     def written_as(self, names: Iterable[str], others: Callable[[str], Iterable[str]]) -> WeightFiles:
-        """The same with `names` that the files have under one of the names that `others` gives for each."""
+        """The same for `names`, which the files may have under one of the names in `others`."""
         for name in names:
             written = next((other for other in others(name) if other in self.places), name)
             if name not in self.places and written != name:

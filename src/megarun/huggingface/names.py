@@ -1,8 +1,8 @@
 """The tensor names of each `model_type`: one table, read in both directions.
 
-A table maps our modules to theirs, by letter; `.weight` and `.bias` follow. Several of ours in a tuple are one of theirs, row below row, or
-in groups of rows (`Names.groups`); several of theirs in a tuple are equal parts of ours. `{expert}` in a name means one tensor for each
-expert.
+A table maps megarun's modules (ours) to Hugging Face's (theirs), by letter; `.weight` and `.bias` follow. A tuple of ours is one module of
+theirs, concatenated by rows or in groups of rows (`Names.groups`); a tuple of theirs has equal parts of ours. `{expert}` in a name means
+one tensor for each expert.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Depths:
     """Names of the depths of multi-token prediction, which transformers does not build.
 
     Attributes:
-        modules: Our modules to theirs, without the blocks'; their projection reads [embedding; hidden], ours [hidden; embedding].
+        modules: Our modules to theirs, without the blocks' modules; their projection reads [embedding; hidden], ours [hidden; embedding].
         prefix: Prefix of these names; `{layer}` counts on from the decoder layers.
-        block: Prefix of the blocks' names, which are those of a decoder layer.
-        count: Field of the config that says how many there are; absent means one.
-        copies: Copies, in each depth of theirs, of tensors that a depth of ours shares with the model.
+        block: Prefix of the blocks' names; the rest of a name is as in a decoder layer.
+        count: Field of the config with the number of depths; absent means one.
+        copies: Tensors of each of their depths that are copies of tensors which our depth shares with the model.
         most: Largest number of depths with names; None for any number.
     """
 
@@ -47,11 +47,12 @@ class Names:
         layer: Prefix of these names; `{layer}` is the decoder layer.
         letters: Our layers in a decoder layer.
         outside: Modules outside the layers.
-        pairs: True if rotary embedding turns neighbouring dims; ours turns dims of two halves. A permutation of rows, equal for queries and
+        pairs: True if rotary embedding rotates neighbouring dims; ours rotates the two halves. A permutation of rows, equal for queries and
             keys, changes no score.
         index_pairs: True if rotary embedding of indexers does.
-        transposed: Modules of theirs with weights [in, out].
-        groups: Modules of theirs whose rows are groups with rows of each of ours, and the key of `model` that counts the groups, or `ROWS`.
+        transposed: Their modules with weights [in, out].
+        groups: Their modules whose rows are groups with rows of each of our modules, and the key of `model` with the number of groups, or
+            `ROWS`.
         shapes: Shapes of their tensors that differ from ours; -1 is all of the elements.
         depths: Names of multi-token prediction; None if no names are public.
         also: A part of their names, and how transformers writes it; both are read.
@@ -73,7 +74,7 @@ class Names:
 
 
 def _in(module: str, *names: str, **renamed: str) -> Modules:
-    """Modules of one name here and there, inside `module`, then those of other names."""
+    """Modules with equal names on both sides, inside `module`, then modules with different names."""
     same: Modules = {name: f"{module}.{name}" for name in names}
     return same | {ours: f"{module}.{theirs}" for ours, theirs in renamed.items()}
 
@@ -134,7 +135,7 @@ _MTP_MODULE = Depths(
     count="mtp_num_hidden_layers",
     most=1,
 )
-"""A module of its own, next to the model, with its one layer."""
+"""A separate module, next to the model, with its one layer."""
 _DEEPSEEK = replace(_decoder(_LATENT, moe=_SIGMOID_EXPERTS), pairs=True)
 _GLM_BEFORE = _decoder(_HEADS, _ONE_GATE_UP)
 _FEED_FORWARD: Modules = {"norm": "pre_ff_layernorm", **_in("feed_forward", *_GATED)}

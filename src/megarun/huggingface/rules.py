@@ -18,9 +18,9 @@ EXPERT_BIAS = "expert_bias"
 _CONVOLUTIONS = ("conv1d.weight", ".conv.weight", "conv_qk.weight", "conv_v.weight")
 _BANK_BIAS = "_proj_bias"
 _CORRECTION = "router.correction"
-"""Theirs has a dim of groups of experts, of which there is one."""
+"""Their stack has a leading dim of expert groups, of size one."""
 _HALVES = ("qk_proj", "conv_qk", "latent_proj")
-"""Modules of ours whose rows are two parts that theirs has as separate modules."""
+"""Our modules whose rows are two parts, which are separate modules of theirs."""
 
 
 class Ours(NamedTuple):
@@ -29,8 +29,8 @@ class Ours(NamedTuple):
     Attributes:
         name: Full name of the tensor.
         shape: Unsharded.
-        order: The place of each row among theirs, in groups of as many rows; empty for the same order.
-        parts: Equal parts of its rows that each group of theirs has one after another.
+        order: The index of each row in theirs, within groups of this number of rows; empty for the same order.
+        parts: Number of equal parts of its rows; each group of theirs has one part of every tensor in order.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Rule(NamedTuple):
 
     Attributes:
         ours: One, or several whose rows are joined.
-        theirs: One, or several in order: one per expert, or equal parts of the rows.
-        shape: Shape of each of theirs.
+        theirs: Their tensor, or several in order: one per expert, or equal parts of the rows.
+        shape: Shape of each of their tensors.
         transposed: True if theirs is [in, out].
-        groups: Groups of rows in theirs, each with as many rows of every part of ours.
+        groups: Groups of rows in theirs, each with an equal share of rows of every tensor of ours.
         swapped: True if the two halves of its columns have the other order in theirs.
     """
 
@@ -66,7 +66,7 @@ class Rule(NamedTuple):
 
     @property
     def stacked(self) -> bool:
-        """True if ours is a stack of theirs."""
+        """True if our tensor is a stack of theirs."""
         return len(self.theirs) > 1
 
     @property
@@ -109,7 +109,7 @@ def weight_rules(names: Names, spec: Spec, inventory: Inventory, config: Mapping
 
 
 def copied_rules(names: Names, inventory: Inventory) -> list[Rule]:
-    """Further tensors of theirs that are copies of ones of ours: what a prediction depth shares with the model."""
+    """Further tensors of theirs that are copies of ours: tensors that a prediction depth shares with the model."""
     stored, found = dict(inventory.tensors()), list[Rule]()
     if names.depths is None:
         return found
@@ -181,7 +181,7 @@ def _groups(key: str, model: Model, rule: Rule) -> int:
 
 
 def _split(name: str, modules: Modules, fused: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
-    """The module that the table has, and what follows: a table may name a tensor itself."""
+    """The module in the table, and the rest of the name: a table may also name a tensor."""
     if name in modules or name in fused:
         return name, ""
     module, _, leaf = name.rpartition(".")
@@ -225,7 +225,7 @@ def _rule(
 
 
 def _orders(spec: Spec, *, pairs: bool) -> dict[str, tuple[int, ...]]:
-    """The order of rows of what rotary embedding turns: theirs begins with the turned dims of a head, ours ends with them."""
+    """The order of rows under rotary embedding: theirs begins with a head's rotated dims, ours ends with them."""
     attention = spec.model.attention
     if isinstance(attention, GroupedQueryAttention):
         width = attention.head_dim

@@ -24,7 +24,7 @@ class Job:
         """The job of a plan that was read.
 
         Raises:
-            MegaplanError: MP790 if it decides on orders that are not this runtime's.
+            MegaplanError: MP790 if its decisions have orders that differ from this runtime's.
         """
         refuse_other_orders(plan.decisions)
         return cls(plan.spec, plan.inventory, plan.layout())

@@ -9,14 +9,14 @@ from megaplan.spec.not_built_yet import megarun_refuses
 from megarun.errors import refusal
 
 ORDERS = {
-    # what divides a parameter, one after another (`parallel.groups`, then FSDP2's cut of what is left)
+    # the order in which a parameter is sharded (`parallel.groups`, then FSDP2 on the rest)
     "ownership_order": ("tp", "pp", "fsdp2", "ep"),
-    # `engine.trainer`: stages with their part of each tensor, then what is applied to them from outside
+    # `engine.trainer`: stages with their part of each tensor, then the wrappers applied to them
     "code_order": ("pipeline_split", "tensor_parallel", "recompute", "fsdp2_bottom_up", "ddp", "expert_parallel", "optimizer"),
     # `parallel.apply.fsdp`
     "wrap_order": ("experts", "blocks", "units", "stage"),
 }
-"""The orders in which this runtime does what a plan's decisions list."""
+"""This runtime's orders of the steps that a plan's decisions list."""
 
 
 def refuse_other_orders(decisions: Decisions) -> None:

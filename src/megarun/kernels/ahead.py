@@ -1,7 +1,7 @@
 """Compiles a run's kernels while its processes start, connect and build the model, so that the first step finds them in Triton's cache.
 
-The first process of each machine forks a compiler before it starts CUDA or a thread, and sends it the device once that is known; before the
-first step every process waits for that of its machine. What fails here only costs time: the kernels are then compiled when they are first
+The first process of each machine forks a compiler before it starts CUDA or a thread, and sends it the device once known; before the first
+step every process waits for its machine's compiler. A failure here only costs time: the kernels are then compiled when they are first
 launched, one after another.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DONE = "megarun/kernels"
 POLL_SECONDS = 0.1
 LONGEST_SECONDS = 900.0
-"""After this time a process continues, and compiles what it launches itself."""
+"""After this time a process continues, and compiles its remaining kernels itself."""
 LOCAL_RANK, LOCAL_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 
 
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         found: Kernels that its ranks launch.
-        compiled: Kernels of them that were compiled.
+        compiled: Number of these kernels that were compiled.
         seconds: Time from the device's being known to the last kernel.
         failed: Kernels that did not compile, with the compiler's word.
         error: Reason why not all kernels are known or compiled; empty if they are.
@@ -81,7 +81,7 @@ class KernelsAhead:
         if int(os.environ.get(LOCAL_RANK, "0")) > 0:
             return
         if threading.active_count() > 1:  # a lock that another thread holds would stay held in a fork
-            self._refused = "this process has other threads, so that none can be forked from it"
+            self._refused = "this process has other threads, so it cannot be forked"
             return
         if current_process().daemon:
             self._refused = "this process is a daemon of multiprocessing, which may not start processes"
@@ -102,7 +102,7 @@ class KernelsAhead:
         return self._began is not None
 
     def begin(self, device: torch.device, rank: int) -> None:
-        """Say what to compile for, if this is a GPU; `rank` is this process's, the first of its machine's if it compiles."""
+        """Send the compiler its target, if this is a GPU; `rank` is this process's, the first of its machine's if it compiles."""
         if device.type == "cuda":
             self.begin_for(Target.present(device.index), rank)
         else:
@@ -129,7 +129,7 @@ class KernelsAhead:
         if local > 0:
             while not store.check([key]):
                 if stops() or time.monotonic() > end:
-                    return Outcome(error=f"rank {rank - local} has not compiled them")
+                    return Outcome(error=f"rank {rank - local} has not compiled the kernels")
                 time.sleep(POLL_SECONDS)
             return Outcome(**json.loads(store.get(key)))
         outcome = Outcome(error=self._refused) if self._process is None else self._wait(stops, show, end)

@@ -23,7 +23,7 @@ def cache_folder() -> Path:
 
 
 def use_cache(folder: Path) -> None:
-    """Make this process, and those that it starts, use another cache.
+    """Make this process and its children use another cache.
 
     Raises:
         OSError: The folder cannot be made or written.
@@ -36,9 +36,9 @@ def use_cache(folder: Path) -> None:
 
 
 def settle(folder: Path) -> int:
-    """Let the entries of a cache that was moved name their files where they are; the number of entries changed.
+    """Correct the file paths in the entries of a moved cache; returns the number of changed entries.
 
-    An entry is left alone if its files are where it says, or are not in its own folder; a folder that cannot be written stays as it is.
+    An entry is unchanged if its paths are right, or its files are not in its own folder; a read-only folder is unchanged.
     """
     changed = 0
     for group in folder.glob(GROUPS):

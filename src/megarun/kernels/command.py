@@ -26,7 +26,7 @@ SOME_FAILED = 1
 
 
 def compile_plan(plan: str, *, device: str | None, cache: Path | None, jobs: int | None, as_json: bool) -> int:
-    """Compile what a plan launches, and print what was done.
+    """Compile a plan's kernels, and print the result.
 
     Returns:
         0 if every kernel is in the cache, else 1.
@@ -116,7 +116,7 @@ def compiled_for(job: Job, device: Device) -> Target:
 
 
 def look_up(job: Job, target: Target) -> tuple[int, int]:
-    """Kernels of a job that the cache has, and all of them.
+    """Number of a job's kernels in the cache, and of all its kernels.
 
     Raises:
         MegaplanError: MP669 if its step cannot be run on fake tensors here.

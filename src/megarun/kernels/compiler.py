@@ -1,8 +1,8 @@
 """Compiles the kernels of a plan in parallel processes into Triton's cache, while the step that finds them still runs.
 
-One process a rank finds launches (`step.find_launches`) and hands each on at once; worker processes give them to Triton's launcher, with a
-driver that claims the target (`launches.CompilingDriver`), so that a cache entry has the key with which a launch on that device looks for
-it. All are forked from a process with torch and triton imported, which take seconds to import, and without CUDA.
+One process per rank finds launches (`step.find_launches`) and passes each on at once; worker processes pass them to Triton's launcher, with
+a driver that claims the target (`launches.CompilingDriver`), so that a cache entry has the key with which a launch on that device looks for
+it. All are forked from a process without CUDA that has imported torch and triton, which takes seconds.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def compile_kernels(
         only_look: Look each kernel up in the cache, and compile none.
 
     Raises:
-        CompileError: A process has ended, or a step failed; what is compiled stays in the cache.
+        CompileError: A process has ended, or a step failed; compiled kernels stay in the cache.
     """
     shared_key(target)  # once, for all processes
     context = get_context("fork")
@@ -100,7 +100,7 @@ def compile_kernels(
 
 
 class _Finder:
-    """The process that finds a rank's launches, and what it has sent."""
+    """The process that finds a rank's launches, and its messages so far."""
 
     def __init__(self, context: object, job: Job, rank: int, target: Target) -> None:
         self.receives, sends = context.Pipe(duplex=False)  # type: ignore[attr-defined]

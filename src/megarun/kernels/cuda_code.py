@@ -34,7 +34,7 @@ WITHOUT_VALUES: dict[Any, Callable[..., Any]] = {
 
 
 class Unvalued(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mode has no types
-    """Mode for meta tensors: operations whose results depend on values return those of `WITHOUT_VALUES`."""
+    """Mode for meta tensors: operations whose results depend on values return the results in `WITHOUT_VALUES`."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one operation."""
@@ -90,8 +90,8 @@ def cuda_code(target: Target, launched: Launched) -> Iterator[None]:
         stack.enter_context(replaced(grouped, sizes_of=_balanced))
         stack.enter_context(replaced(Tensor, is_cuda=property(lambda _: True)))
         library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
-        library.impl("_scaled_mm.out", lambda *_, out, **__: out, "Meta")  # torch has none of the form that writes into a given result
-        library.impl("_fused_adamw_.tensor_lr", lambda *_, **__: None, "Meta")  # nor of the form whose rate is on the device
+        library.impl("_scaled_mm.out", lambda *_, out, **__: out, "Meta")  # torch has no variant that writes into a given result
+        library.impl("_fused_adamw_.tensor_lr", lambda *_, **__: None, "Meta")  # and no variant whose rate is on the device
         stack.enter_context(torch.no_grad())
         yield
 

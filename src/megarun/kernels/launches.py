@@ -122,7 +122,7 @@ def keyed(launch: KernelLaunch) -> KernelLaunch:
 
 
 def replay(launch: KernelLaunch) -> Any:
-    """Give the launch to the launcher, which compiles the kernel or reads it from the cache, and does not run it; after `compile_for`."""
+    """Pass the launch to the launcher, which compiles the kernel or reads it from the cache without running it; after `compile_for`."""
     options = {name: _operand(each) for name, each in launch.options.items()}
     return _LAUNCH(_named(launch.kernel), *map(_operand, launch.args), grid=(1,), warmup=True, **options)
 
@@ -138,7 +138,7 @@ def missing(launch: KernelLaunch) -> bool:
         raise _MissingError
 
     try:
-        with replaced(CUDABackend, add_stages=stop):  # the launcher asks for the stages of a compilation after it has looked
+        with replaced(CUDABackend, add_stages=stop):  # the launcher queries the compilation stages after its cache look-up
             replay(launch)
     except _MissingError:
         return True
@@ -146,7 +146,7 @@ def missing(launch: KernelLaunch) -> bool:
 
 
 def build_launcher(compiled: Any) -> None:
-    """Compile the C code that starts a kernel: Triton 3.6 makes some for each signature and keeps it in the same cache, 3.9 does not.
+    """Compile the C code that starts a kernel: Triton 3.6 generates it for each signature and keeps it in the same cache, 3.9 does not.
 
     Where there is no CUDA driver it cannot be linked, and the machine that launches does it.
     """
@@ -155,7 +155,7 @@ def build_launcher(compiled: Any) -> None:
 
 
 def shared_key(target: Target) -> str:
-    """The common part of all keys of this Triton: its version, its own files and ptxas. It is kept, and a forked process has it."""
+    """The common part of all keys of this Triton: its version, its own files and ptxas. It is cached, and a forked process inherits it."""
     backend: Any = make_backend(GPUTarget("cuda", target.arch, WARP_SIZE))
     return f"{triton_key()}-{backend.hash()}"
 

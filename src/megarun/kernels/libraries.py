@@ -17,7 +17,7 @@ class LibraryNote(NamedTuple):
     Attributes:
         name: The package.
         text: Text for the log.
-        differs: True if the plan names the package and own kernels run in its place.
+        differs: True if the plan names the package but megarun's kernels run instead.
     """
 
     name: LibraryName

@@ -29,7 +29,7 @@ from megarun.trace.rank import FINITE, empty_batch
 from megarun.trace.replaced import replaced as replaced_attributes
 
 FEWEST_MICROBATCHES = 2
-"""Gradients of the second are added to those of the first."""
+"""Gradients of the second microbatch are added to the first's."""
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
@@ -54,7 +54,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's m
         self._seen: set[Any] = set()
 
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Run one operation and note what it launches."""
+        """Run one operation and record its launches."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # its operation on local tensors is dispatched next
         if func is _WAIT and isinstance(args[0], FakeTensor):
@@ -81,13 +81,13 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's m
 def find_launches(job: Job, rank: int, target: Target, found: Callable[[KernelLaunch], None]) -> None:
     """Run one step of a rank on fake tensors and report each distinct launch; after `launches.compile_for(target)`.
 
-    Needs no GPU and no other process. It is called in a process of its own, which can join only one fake group.
+    Needs no GPU and no other process. It is called in its own process, which can join only one fake group.
 
     Args:
         job: Job that megarun can build.
         rank: Global rank.
         target: GPU on which the plan runs.
-        found: Function that is called with each launch, as soon as it is known.
+        found: Function called with each launch as soon as it is known.
     """
     warnings.simplefilter("ignore")  # torch warns about its own internals
     torch.set_num_threads(1)
@@ -106,9 +106,9 @@ def find_launches(job: Job, rank: int, target: Target, found: Callable[[KernelLa
 
 @contextmanager
 def _rows_received(slice_index: int, *, aligned: bool) -> Iterator[None]:
-    """Let a rank receive a number of rows that is, or is not, a multiple of what the launcher specialises on: the router decides it.
+    """Let a rank receive a number of rows that is, or is not, a multiple of the launcher's specialisation: the router decides it.
 
-    They come from the first rank, or from another one of its ETP group.
+    The rows come from the first rank, or from another rank of its ETP group.
     """
     stated = StatedRouting.__call__
 
@@ -128,8 +128,8 @@ def _rows_received(slice_index: int, *, aligned: bool) -> Iterator[None]:
 def shortened(job: Job) -> Job:
     """The job with one layer of each variant in a slot, and the fewest microbatches that its schedule supports.
 
-    Layers of a variant differ in their weights alone (`block_variants`), so one launches what all launch. Where layers read what another
-    layer computed in addition to the residual stream, all are kept.
+    Layers of a variant differ only in their weights (`block_variants`), so all have the launches of one. If layers read another layer's
+    values in addition to the residual stream, all layers are kept.
     """
     schedule, mesh, model = job.spec.schedule, job.spec.mesh, job.spec.model
     given = schedule.num_microbatches if mesh.pp > 1 else schedule.microbatches_per_update

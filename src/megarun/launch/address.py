@@ -1,4 +1,4 @@
-"""Addresses by which ranks reach each other: names are looked up within a limit, and an interface is chosen where no name is usable.
+"""Addresses by which ranks reach each other: names are resolved within a time limit, and an interface is chosen if no name is usable.
 
 gloo binds to the address that the machine's own host name has, for every group of ranks. Where the name does not resolve, each look-up
 waits for the name servers, and the ranks of several machines would then offer each other 127.0.0.1.
@@ -72,7 +72,7 @@ def look_up(host: str, seconds: float) -> str:
 
 
 def choose_interface(host: str) -> str:
-    """Set gloo's interface where the machine's host name has no address of this machine; returns a sentence for the user, else empty.
+    """Set gloo's interface if the host name does not resolve to this machine; returns a sentence for the user, else an empty text.
 
     Args:
         host: Host of the job's store; the interface is that by which it is reached. Empty: one process.

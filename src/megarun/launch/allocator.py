@@ -1,4 +1,4 @@
-"""The setting of torch's CUDA caching allocator: what the job's environment says, and what the runtime adds before CUDA starts.
+"""The setting of torch's CUDA caching allocator: the job's environment, and the runtime's additions before CUDA starts.
 
 torch reads the setting once, when its allocator is first used: from PYTORCH_ALLOC_CONF, else from PYTORCH_CUDA_ALLOC_CONF.
 
@@ -24,7 +24,7 @@ class AllocatorSetting:
     Attributes:
         expandable_segments: True if segments grow in place instead of one being taken for each size that does not fit.
         source: Source of the setting: a variable of the environment, the runtime, or torch's default.
-        raw: The whole setting as torch reads it; empty if there is none.
+        raw: The full setting as torch reads it; empty without one.
     """
 
     expandable_segments: bool
@@ -79,7 +79,7 @@ def differs_from_plan(setting: AllocatorSetting, planned: bool) -> str | None:
 
 
 def _options(raw: str) -> dict[str, str]:
-    """Options of a setting by name; lists in brackets hold colons and commas of their own, and are not an option that is asked for here."""
+    """Options of a setting by name; lists in brackets, which contain colons and commas, are not read here."""
     depth, words, word = 0, [], ""
     for sign in raw.replace(" ", ""):
         depth += (sign == "[") - (sign == "]")

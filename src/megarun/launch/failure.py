@@ -43,7 +43,7 @@ def report_failure(
 
     Args:
         error: Exception that ended this rank.
-        launch: Launch of the processes; None if they have not joined the store, which this function then does.
+        launch: Launch of the processes; None if the process has not joined the store; this function then joins it.
         mesh: Mesh of the plan if it is known, for the rank's coordinates.
         with_traceback: True to print the traceback too.
         noticed: True if the error is about another rank, which this one has noticed.
@@ -88,7 +88,7 @@ def exit_on_peer_failure(launch: Launch) -> None:
                 if over.wait(POLL_SECONDS):
                     return
         except RuntimeError:
-            pass  # torchrun, or rank 0 of processes started by hand, has exited and the store with it
+            pass  # torchrun (or rank 0 of processes started by hand) has exited, which ends the store
         if not over.wait(GRACE_SECONDS):
             exit_after_failure(store, ERROR)
 
@@ -120,9 +120,9 @@ def exit_process(status: int) -> None:
 
 
 def _exit_now(status: int) -> NoReturn:
-    """Exit without cleanup; what the streams do not take is lost."""
+    """Exit without cleanup; output that the streams do not accept is lost."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # None where the process was started without
+        with suppress(OSError, ValueError, AttributeError):  # None if the process was started without
             stream.flush()
     os._exit(status)
 
@@ -164,14 +164,14 @@ def _account_of_ended(launch: Launch, mesh: Mesh | None, error: BaseException) -
     lines: list[str] = []
     end = time.monotonic() + ENDING_SECONDS
     with suppress(RuntimeError, ValueError, KeyError, TypeError):  # the store ends with the rank or torchrun that keeps it
-        while not lines and time.monotonic() < end:  # the kernel closes the connections of a process before it has ended
+        while not lines and time.monotonic() < end:  # the kernel closes a process's connections before the process ends
             for rank in range(launch.world_size):
                 if rank != launch.rank and launch.store.check([beat_key(rank)]):
                     beat = json.loads(launch.store.get(beat_key(rank)))
                     if ProcessIdentity.parse(beat["process"]).has_ended:
                         lines.append(f"{place(rank, mesh)}: its process has ended; last seen in step {beat['step']}, {beat['place']}")
             time.sleep(ENDING_POLL_SECONDS)
-    lines = lines or ["no process of this machine has ended; it was on another one, or has not published yet"]
+    lines = lines or ["no process of this machine has ended; the failed one is on another machine, or has not reported yet"]
     return "\n".join([*lines, str(error).splitlines()[0][:300]])
 
 

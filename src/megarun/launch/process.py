@@ -48,7 +48,7 @@ class ProcessIdentity:
         """The identity from a JSON document.
 
         Raises:
-            KeyError, TypeError, ValueError: It is not one.
+            KeyError, TypeError, ValueError: The text is not such a record.
         """
         return cls(str(values["host"]), int(values["pid"]), int(values["started"]), str(values["namespace"]))
 
@@ -69,7 +69,7 @@ class ProcessIdentity:
         except OSError:
             return False  # it runs as another user
         started = _start_ticks(self.pid)
-        return started not in (self.started, 0)  # 0: not known, as where this process has no file descriptor left
+        return started not in (self.started, 0)  # 0: unknown, for example if no file descriptor is left
 
     def kill(self) -> None:
         """SIGKILL, if it is another process of this machine that still runs."""
@@ -79,7 +79,7 @@ class ProcessIdentity:
 
 
 def beat_key(rank: int) -> str:
-    """Key in the job's store of what a rank publishes: where it is, and its process."""
+    """Key in the job's store of a rank's published place and process."""
     return f"megarun/beat/{rank}"
 
 
@@ -93,7 +93,7 @@ def _start_ticks(pid: int) -> int:
 
 
 def _namespace() -> str:
-    """Boot and process-id namespace of this process; empty where the system does not say."""
+    """Boot and process-id namespace of this process; empty if the system does not provide it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

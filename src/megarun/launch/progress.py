@@ -11,7 +11,7 @@ from types import FrameType
 INNERMOST_FRAMES = 4
 LARGEST_FACTOR = 5.0
 CONNECTING = "connecting"
-"""The place in which the ranks connect to each other, with a limit of its own."""
+"""The place (a stage of the main thread) in which ranks connect to each other, with its own limit."""
 LONG_PLACES = frozenset({"starting", "evaluating", "saving"})
 """Places whose time does not depend on the size of a step, which have the time limit of the first step."""
 
@@ -74,7 +74,7 @@ class Progress:
 
     @property
     def limit(self) -> float:
-        """Time that the rank may be in its place."""
+        """Time limit of the rank in its current place."""
         if self.place == CONNECTING and self._connecting is not None:
             return self._connecting
         if not self.is_steady or self.place in LONG_PLACES:
@@ -83,12 +83,12 @@ class Progress:
 
     @property
     def step_timeout(self) -> float:
-        """The time limit of a place in a step, as it was given."""
+        """The given time limit of a place in a step."""
         return self._timeouts.step
 
     @property
     def stop_limit(self) -> float:
-        """Time that a place of a healthy step takes at most, as far as this run has seen."""
+        """Longest time of a place in a healthy step of this run so far."""
         return LARGEST_FACTOR * self._longest
 
     def operation(self) -> tuple[str, bool]:

@@ -1,6 +1,6 @@
 """Job scripts for SLURM and Kubernetes; plain text, without torch.
 
-SLURM starts one task a rank: its warning signal then reaches the ranks themselves, and their exit status distinguishes a saved run, which
+SLURM starts one task per rank: its warning signal then reaches the ranks themselves, and their exit status distinguishes a saved run, which
 is queued again, from a failed one. torchrun would hide both. Kubernetes starts one pod a node with torchrun inside, because a pod has the
 GPUs of its node and a Job starts it again.
 """

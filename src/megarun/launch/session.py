@@ -1,8 +1,8 @@
 """One start of an elastic job: a name that its processes agree on, and processes that wait as spares.
 
 torchrun restarts some nodes because a process failed there, and others because the nodes have changed; it counts only the first kind, so
-TORCHELASTIC_RESTART_COUNT differs between them. Its store is the same in every start, with what earlier starts have written. So rank 0
-makes a new name in each start and gives it to the processes that ask.
+TORCHELASTIC_RESTART_COUNT differs between them. Its store is the same in every start, including entries of earlier starts. So rank 0 makes
+a new name in each start and sends it to the processes that request it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def wait_for(store: Store, keys: list[str], limit: timedelta) -> None:
     """Wait until a store has all keys, in slices between which Python handles signals.
 
     Raises:
-        RuntimeError: It has not within the limit, or is closed.
+        RuntimeError: Rank 0 has not answered within the limit, or the session is closed.
     """
     end = time.monotonic() + limit.total_seconds()
     while True:
@@ -48,7 +48,7 @@ def wait_for(store: Store, keys: list[str], limit: timedelta) -> None:
 
 
 def session_name(store: Store, rank: int, world_size: int, limit: timedelta) -> str:
-    """The name of this start, the same on every rank of it and on none of another. Rank 0 returns when all have joined, or at the limit.
+    """The name of this start, equal on all its ranks and different from other starts. Rank 0 returns when all have joined, or at the limit.
 
     Raises:
         RuntimeError: Rank 0 gives no answer within the limit.
@@ -75,7 +75,7 @@ def session_name(store: Store, rank: int, world_size: int, limit: timedelta) -> 
 
 def wait_as_spare(store: Any) -> None:
     """Wait until the job has ended; torchrun ends this process if a rank is lost, and starts it again, perhaps as a rank."""
-    with suppress(RuntimeError):  # torchrun has exited, and the store with it
+    with suppress(RuntimeError):  # torchrun has exited, which ends the store
         store.wait([ENDED], A_LONG_TIME)
 
 

@@ -1,7 +1,7 @@
 """Ends a job in which a rank is stuck, and names that rank; a thread of every rank.
 
 A stopped process, a hung file system or a deadlock shows on the other ranks only as a collective that does not return, and torch blames the
-rank that waits. So every rank publishes where it is through the job's store. Rank 0 looks for a rank that has been in one place for longer
+rank that waits. So every rank publishes its place through the job's store. Rank 0 looks for a rank that has been in one place for longer
 than its limit; the others look at rank 0. Stuck is then the rank that has never published, or publishes nothing any more; else one that
 computes or reads while others wait in a collective; else the one that is furthest behind.
 """
@@ -41,7 +41,7 @@ class Beat:
     """Values that a rank publishes.
 
     Attributes:
-        number: Beats so far, so that two are never equal.
+        number: Number of beats so far, so that no two beats are equal.
         step: Number of the step (1-based).
         place: Activity of the rank within the step.
         count: Number of places entered.
@@ -77,7 +77,7 @@ class Seen:
     silent: float
 
     def is_overdue(self, silent_limit: float) -> bool:
-        """True if the rank has been in its place for longer than its limit, or publishes nothing.
+        """True if the rank exceeds the time limit of its place, or publishes nothing.
 
         The latest beat of a rank that publishes nothing may be of the first step, whose limit is long.
 
@@ -123,7 +123,7 @@ class Watch:
         beat_seconds: float = BEAT_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
-        # a connection of its own: the main thread's is busy while it waits for another rank
+        # its own connection: the main thread's is busy while it waits for another rank
         self._launch = replace(launch, store=launch.store.clone()) if launch.world_size > 1 else launch  # type: ignore[attr-defined]
         self._mesh, self._progress, self._interrupt = mesh, progress, interrupt
         self._every, self._silent = beat_seconds, silent_seconds
@@ -200,7 +200,7 @@ class Watch:
 
     def _end(self, status: int) -> None:
         """Report the stuck ranks once for the job, and end this process."""
-        self._turn = time.monotonic() + 3 * self._silent  # the store answered just now; what follows takes a while
+        self._turn = time.monotonic() + 3 * self._silent  # the store has just answered; the following steps take a while
         if self._launch.world_size > 1:  # who still beats shows only after a while
             self._look(range(self._launch.world_size))
             end = time.monotonic() + self._silent + self._every

@@ -31,7 +31,7 @@ def require_package(name: str) -> None:
 
 
 class Curves(ABC):
-    """One curve for each number of metrics.jsonl, in a folder of the run. The first failure ends the curves, not the run, and is said.
+    """One curve for each number of metrics.jsonl, in a folder of the run. The first failure is reported and ends the curves, not the run.
 
     Raises:
         MegaplanError: MP671, the folder is a link.
@@ -105,7 +105,7 @@ class TensorBoard(Curves):
 class WeightsAndBiases(Curves):
     """A run of Weights & Biases, whose identity and files are in `DIR/wandb`; a restart continues it.
 
-    WANDB_MODE=offline keeps it there for `wandb sync`. Without a login the package refuses to begin, which is said; nothing is asked.
+    WANDB_MODE=offline keeps it there for `wandb sync`. Without a login the package refuses to begin, which is reported without a prompt.
     """
 
     def __init__(self, out: Path, project: str, config: Mapping[str, Any]) -> None:

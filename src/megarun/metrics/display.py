@@ -23,12 +23,12 @@ from megarun.metrics.records import Evaluated, StepMetrics
 
 LINES_OFF_TERMINAL = 10
 SECONDS_BETWEEN_LINES = 30.0
-"""Off a terminal a step is printed when as much time has passed since the last one, so that the log of a long run shows that it lives."""
+"""Without a terminal a step is printed at intervals, so that the log of a long run shows progress."""
 
 
 @contextmanager
 def progress_line(text: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr if that is a terminal; gives the function of what is done and of what is known to be done."""
+    """A bar on stderr if that is a terminal; yields a function of the finished and the known total work."""
     columns = TextColumn(text), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not is_live()) as progress:
         task = progress.add_task(text)
@@ -98,7 +98,7 @@ def step_text(metrics: StepMetrics) -> str:
 def print_summary(title: str, history: Sequence[StepMetrics], metrics_path: str) -> None:
     """Print the final table on stdout: first and last loss, throughput without the first step, memory, time.
 
-    What stdout does not take is said on stderr; the run is over, and its status stays.
+    Text that stdout does not accept is reported on stderr; the run is over, and its status does not change.
     """
     stdout: Any = UnfailingStream(sys.stdout, "stdout")
     first, last = history[0], history[-1]

@@ -1,6 +1,6 @@
 """metrics.jsonl: one object per step, and one per decision about a bad step, written by rank 0.
 
-A line that cannot be written never ends a run: it is kept until it can be written, which is said once. The file is made again if it is
+A line that cannot be written never ends a run: it is kept until it can be written, with one message. The file is made again if it is
 removed meanwhile, in the folder that the run began with and in no other.
 """
 
@@ -142,7 +142,7 @@ class MetricsFile:
 
 
 def _has_no_line(path: Path) -> bool:
-    """True if a file is there that has no whole line."""
+    """True if the file exists without a complete line."""
     try:
         with open_regular(path) as file:
             return b"\n" not in file.read(BLOCK_BYTES)

@@ -1,6 +1,6 @@
 """The time of a step on each rank: data, computation, waiting for other ranks; and the rank that the others wait for.
 
-All ranks of a job have the same step time, because they wait for the slowest. What differs is the part of it in which a rank waits. On CPU
+All ranks of a job have the same step time, because they wait for the slowest. Only the part in which a rank waits differs. On CPU
 a thread looks at the main thread's call stack every few milliseconds: in a collective or not. On CUDA the host only starts
 collectives, so there is no such number, and only the time for data is compared.
 """
@@ -64,7 +64,7 @@ class WaitSampler:
 
 
 class StepTimes:
-    """Adds up this rank's times and compares them with those of others, every few steps.
+    """Adds up this rank's times and compares them with other ranks', every few steps.
 
     Args:
         mesh: Mesh of the plan.
@@ -78,7 +78,7 @@ class StepTimes:
         self._sums, self._steps = [0.0, 0.0, 0.0], 0
 
     def begin(self) -> float:
-        """The time now, when a step begins; waiting before it belongs to no step."""
+        """The current time, at the beginning of a step; earlier waiting belongs to no step."""
         if self._sampler is not None:
             self._sampler.take()
         return time.perf_counter()

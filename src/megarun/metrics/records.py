@@ -148,7 +148,7 @@ class RankTimes:
     Attributes:
         step: Optimizer steps done.
         rank_data_seconds: Time for reading rows on each rank.
-        rank_compute_seconds: Time of the step neither for data nor waiting for other ranks; None on CUDA.
+        rank_compute_seconds: Time of the step without data loading and waiting for other ranks; None on CUDA.
         rank_communication_seconds: Time in collectives, waiting for slower ranks included; None on CUDA.
         slowest_rank: Rank whose time is beyond 1.5 times the median of the other ranks of its stage; None if none is.
         slowest_in: Activity that takes the slowest rank so long, `computing` or `reading data`.

@@ -110,7 +110,7 @@ class GroupedQueryAttention(Block):
 
         A gate may have one value a head, [B, T, Hq].
         """
-        # what attention makes has no local name: where it runs again it is freed while the projection is reduced
+        # attention's output has no local name: under recompute it is freed while the projection is reduced
         if self.low_gradients is not None and self.cp.continued is None:
             attend = partial(fp8_attention, q, k, v, self.scale, self.window, starts, self.cap, self.low_gradients)
         else:
@@ -118,7 +118,7 @@ class GroupedQueryAttention(Block):
         return self.o_proj.reduce(self.o_proj(gated(self.normed(attend().flatten(2)), gate, by_head=self.by_head, bias=self.gate_bias)))
 
     def normed(self, heads: Tensor) -> Tensor:
-        """Outputs of the rank's heads [B, T, Hq · Dv], normed over all heads if the block has a norm of them."""
+        """Outputs of the rank's heads [B, T, Hq · Dv], normed over all heads if the block has that norm."""
         return heads if self.o_norm is None else row_rms_norm(self.tp, heads, self.o_norm.weight, self.o_norm.eps)
 
 
@@ -208,7 +208,7 @@ class LatentAttention(Block):
         return self.add(x, made) if choice is None else (self.add(x, made), (choice,))
 
     def _rotated(self, k_rope: Tensor, table: Rotary) -> Tensor:
-        """Own tokens' rotary keys [B, t, R] -> those of the rank's positions [B, T / cp, R], rotated."""
+        """Rotary keys of local tokens [B, t, R] -> of the rank's positions [B, T / cp, R], rotated."""
         keys = self.tp.gather(k_rope)
         return rope(keys.unsqueeze(2), table.cos, table.sin).squeeze(2) if self.rotates else keys
 
@@ -255,7 +255,7 @@ class LatentAttention(Block):
         choice = IndexerSettings(self.scale, self.indexer.top_k, self.indexer.loss_factor * self.indexer.loss_scale, self.eps, self.window)
         attend = context_indexed_attention_choice if self.sends_values else context_indexed_attention
         norm = self.indexer.k_norm
-        # avoid locals that extend lifetimes: what attention makes is taken out of the list
+        # avoid locals that extend lifetimes: attention's output is popped from the list
         made = [*attend(self.cp, choice, starts, self.sinks, q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin)]
         joined = self.o_proj.reduce(self.o_proj(gated(made.pop(0).flatten(2), gate, by_head=self.by_head)))
         return joined, made[0] if made else None

@@ -57,7 +57,7 @@ def build_block(
     factors: LossFactors | None,
     index: float,
 ) -> Block:
-    """The module of layer `layer` (global index), whose letter is given: a TP and EP rank's part; with factors of its own losses."""
+    """The module of layer `layer` (global index), with the given letter: a TP and EP rank's part; with the factors of its losses."""
     model = whole.model
     section = FAMILIES[letter].section_of(model)
     module = build_section(whole, letter, section, layer, tp, ep, cp, factors, index)

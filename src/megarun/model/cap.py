@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class _Capped(torch.autograd.Function):
-    """Saves what it returns: with y = c · tanh(x / c), ∂y/∂x = 1 − (y / c)²."""
+    """Saves its output: with y = c · tanh(x / c), ∂y/∂x = 1 − (y / c)²."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cap: float) -> Tensor:
@@ -27,7 +27,7 @@ class _Capped(torch.autograd.Function):
 
 
 def capped(x: Tensor, cap: float) -> Tensor:
-    """Values between −cap and cap, near zero those of x.
+    """Values between −cap and cap, close to x near zero.
 
     Source: arXiv:2408.00118, section 2.
     """

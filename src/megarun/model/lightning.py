@@ -19,7 +19,7 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel
 from megarun.parallel.groups.tensor_norm import row_rms_norm
 
 ONE_STEP = 1.0, 1.0
-"""Limits of the scan's steps: each is one."""
+"""Limits of the scan's step sizes, which are all 1."""
 
 
 class LightningBlock(MixerBlock):
@@ -59,7 +59,7 @@ class LightningBlock(MixerBlock):
         return gated(row_rms_norm(self.tp, y, self.gated_norm.weight, self.eps), gate)
 
     def read_states(self, normed: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[B, t, h] -> what the heads read of their states, and the gate, [B, T, H·d] each."""
+        """[B, t, h] -> the heads' outputs, and the gate, [B, T, H·d] each."""
         qkv, gate = self.tp.project(normed, self.qkv_proj, self.gate_proj)
         qkv = silu(qkv)
         q, k, v = torch.unflatten(qkv, -1, (self.num_heads, 3, self.head_dim)).unbind(-2)

@@ -17,9 +17,9 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel, exchanged
 class Mamba1Block(MixerBlock):
     """M: in_proj → causal convolution → x_proj → dt_proj → selective scan, gated → out_proj.
 
-    x and z are views of in_proj's output; the step's latent, B and C are views of x_proj's, which all channels share: under TP, where a
-    rank has a share of the channels, it is summed over the group, and so is its gradient. Under CP convolution and scan receive their state
-    from the previous sequence piece and send it to the next.
+    x and z are views of in_proj's output; the step's latent, B and C are views of x_proj's output, which all channels share: under TP,
+    which shards channels, that output and its gradient are summed over the group. Under CP convolution and scan receive their state from
+    the previous sequence piece and send it to the next.
 
     Source: arXiv:2312.00752, figure 3 and section 3.6.
     """

@@ -38,7 +38,7 @@ class MatrixLstmBlock(MixerBlock):
         return gated(layer_norm(y, (self.value_dim,), eps=self.eps).flatten(2) * self.head_norm.weight, gate)
 
     def read_states(self, normed: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[B, t, h] -> what the heads read of their states [B, T, H, V], and the gate [B, T, H·V]."""
+        """[B, t, h] -> the heads' outputs [B, T, H, V], and the gate [B, T, H·V]."""
         qk, v, gate, gates = self.tp.project(normed, self.qk_proj, self.v_proj, self.gate_proj, self.gates_proj)
         q, k = (torch.unflatten(each, -1, (self.num_heads, self.key_dim)) for each in qk.chunk(2, dim=-1))
         v = torch.unflatten(v, -1, (self.num_heads, self.value_dim))

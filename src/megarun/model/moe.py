@@ -42,7 +42,7 @@ from megarun.parallel.groups.tensor import ALONE, TensorParallel
 
 
 class ExpertBank(nn.Module):
-    """The stacked matrices of a rank's E experts, gate and up [E, F, h], down [E, h, F], and biases; a module that FSDP2 wraps separately.
+    """The stacked matrices of a rank's E experts, gate and up [E, F, h], down [E, h, F], and biases: a module that FSDP2 wraps separately.
 
     Parameters are the rows of all experts, [E · F, h] and [E · h, F], biases [E · F] and [E · h] (`ParamTensor.stored_shape`), so that
     FSDP2 can shard a bank over more ranks than it has experts; the operation reads them as stacks, which are views.
@@ -118,7 +118,7 @@ class Router(nn.Module):
 class ExpertBlock(Block):
     """E: x + combine(experts(dispatch(norm(x)))) + shared(norm(x)) [· sigmoid(shared_gate(norm(x)))].
 
-    With a latent the experts read latent_down(norm(x)), and latent_up projects what they give.
+    With a latent the experts read latent_down(norm(x)), and latent_up projects their output.
     """
 
     sums: Tensor
@@ -220,8 +220,8 @@ class ExpertBlock(Block):
         """Apply each token's experts on their ranks: tokens [N, h], weights fp32 [N, k], rows [N·k], counts [E] -> [N, h].
 
         Rows are sent sorted by expert and received by source rank; the experts sort them by expert again. Sent rows and the experts'
-        outputs have no local names, so that they are freed after use. With a capacity `limit` rows are those of each expert's buffer; those
-        of null experts, which are the last ones, are left out.
+        outputs have no local names, so that they are freed after use. With a capacity, `limit` is the number of rows of each expert's
+        buffer; rows of null experts, which are last, are dropped.
         """
         some = self.config.takes_some
         arriving, splits = self.ep.announce(counts[: self.config.num_experts], limit)
@@ -239,7 +239,7 @@ class ExpertBlock(Block):
         return combine(returned, rows, self.slots, num_tokens)
 
     def travel_by_gather(self, tokens: Tensor, weights: Tensor, indices: Tensor, rows: Tensor, limit: int | None) -> Tensor:
-        """Apply this rank's experts to the tokens of all ranks, and sum what all ranks have: tokens [N, h], weights fp32 [N, k] -> [N, h].
+        """Apply this rank's experts to the tokens of all ranks, and sum the ranks' results: tokens [N, h], weights fp32 [N, k] -> [N, h].
 
         Args:
             tokens: This rank's tokens, or their latents.

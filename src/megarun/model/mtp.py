@@ -51,7 +51,7 @@ class PredictionDepth(nn.Module):
         Args:
             x: Hidden state that the previous depth passes on, local tokens [B, t, h].
             following: int64 [B, t], tokens whose embedding is concatenated: the targets of the previous depth; -100 for none.
-            targets: int64 [B, t], the tokens after those, -100 for none.
+            targets: int64 [B, t], the next tokens, -100 for none.
             ends: Token embedding, and head with its loss.
             rotary: Rotary tables of the stage.
             starts: Document starts of packed rows.

@@ -1,4 +1,4 @@
-"""Norms, linears, and what every block does with the residual stream: what it reads, and what it adds."""
+"""Norms, linears, and how every block reads the residual stream and adds to it."""
 
 from __future__ import annotations
 
@@ -105,8 +105,9 @@ class Block(nn.Module):
         streams: Connections with several residual streams; None for one stream.
         depth: Module that reads earlier results in place of the residual stream; None with a stream.
         starts_sum: True if the result is added to nothing.
-        own_dtype: Dtype of what the block computes, where it reads earlier results in another one; None if that is theirs.
-        multiplier: Factor of what it adds.
+        own_dtype: Dtype of the block's computation, if it differs from the dtype of the earlier results that it reads; None if that is
+            theirs.
+        multiplier: Factor of the block's output.
         letter: Letter of its family in the pattern; empty in a prediction depth.
         sends_values: True if it returns values for later layers too.
     """
@@ -161,7 +162,7 @@ class Block(nn.Module):
     def compute_in(self, letter: str, precision: Precision) -> None:
         """Compute in the dtype of a letter: a stream of another dtype is cast on the way in and on the way out.
 
-        In place of a stream, what the block reads of earlier results is cast, and its own result before it is added to their sum.
+        Instead of a stream, the block's input from earlier results is cast, and its own result is cast before it is added to their sum.
         """
         self.letter, own, stream = letter, TORCH_DTYPES[precision.of(letter)], TORCH_DTYPES[precision.params]
         if own is stream:
@@ -208,12 +209,12 @@ class Block(nn.Module):
         if not passes_on:
             return out
         if normed is None:
-            raise RuntimeError("a block that hands its normed input on has not normed it")
+            raise RuntimeError("a block that passes on its normed input has not computed it")
         return ((out[0], normed), out[1]) if self.sends_values else (out, normed)
 
 
 def _with_stream(dtype: torch.dtype, x: Any) -> Any:
-    """The stream in another dtype; a norm that is passed with it, and values for later layers, keep theirs."""
+    """The stream in another dtype; a norm that is passed with it, and values for later layers, keep their dtype."""
     return (_with_stream(dtype, x[0]), *x[1:]) if isinstance(x, tuple) else x.to(dtype)
 
 
@@ -223,7 +224,7 @@ def used_dtype(module: nn.Module, precision: Precision) -> torch.dtype:
 
 
 def gated(made: Tensor, gate: Tensor | None, *, by_head: bool = False, bias: Tensor | None = None) -> Tensor:
-    """`made` times the sigmoid of a gate of its shape, or of one score a token [B, t, 1]; without a gate as it is.
+    """`made` times the sigmoid of a gate of its shape, or of one score per token [B, t, 1]; unchanged without a gate.
 
     With `by_head` the gate has one score for each head of `made`, [B, t, heads], whose channels are next to each other. A bias [heads]
     is added to the gate of each head.
@@ -235,7 +236,7 @@ def gated(made: Tensor, gate: Tensor | None, *, by_head: bool = False, bias: Ten
 
 
 def _biased(gate: Tensor, bias: Tensor | None) -> Tensor:
-    """A gate plus its heads' bias; in a call of its own, whose result has no name that would hold it."""
+    """A gate plus its heads' bias; a separate function, so that no local name keeps the sum alive."""
     return gate if bias is None else torch.flatten(torch.unflatten(gate, -1, (bias.shape[0], -1)) + bias.unsqueeze(-1), -2)
 
 

@@ -1,6 +1,6 @@
-"""Values of layers that later layers read: packed after the stream at the end of a stage, cut out of it at the start of the next one.
+"""Values that later layers read: packed after the stream at the end of a stage, unpacked at the start of the next.
 
-A value is carried as its bits, so that any dtype goes with the stream's, and its gradient goes back in the same place.
+A value is sent as raw bits, so that any dtype fits into the stream's tensor, and its gradient returns at the same offset.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LayerValues(NamedTuple):
         given: Values that its operations read.
         inputs: The input of the layer, where later layers read that too.
         made: Results that it passes on.
-        ended: Values that no layer after it reads.
+        ended: Values that no later layer reads.
     """
 
     earlier: tuple[Key, ...]
@@ -112,7 +112,7 @@ class _Pack(torch.autograd.Function):
 
 
 class _Unpack(torch.autograd.Function):
-    """Views of the parts; their gradients are copied into one tensor, in which those that no part has are zeros."""
+    """Views of the parts; their gradients are copied into one tensor, with zeros for elements outside all parts."""
 
     @staticmethod
     def forward(ctx: Any, of: Boundary, received: Tensor) -> tuple[Tensor, ...]:

@@ -20,7 +20,8 @@ class Relations(NamedTuple):
         classes: int32 [B, T], of all positions of the sequence, in its order.
         weight: [classes, heads], the rank's heads, without a gradient: FSDP2 would make one of zeros for a layer's input.
         sums: fp32, as weight: parts of its gradient.
-        empty: Tensor without elements that requires a gradient: autograd calls an operation's backward only if some input requires one.
+        empty: Tensor without elements that requires a gradient: autograd calls an operation's backward only if an input requires a
+            gradient.
     """
 
     classes: Tensor
@@ -81,7 +82,7 @@ class _FromSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        """The gradient as it is, and the sums, which are zero afterwards."""
+        """The unchanged gradient, and the sums, which are then reset to zero."""
         made = ctx.sums.to(ctx.dtype, copy=True)
         ctx.sums.zero_()
         return gradient, made, None

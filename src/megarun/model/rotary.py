@@ -45,7 +45,7 @@ def rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
 
 
 def window_rotary_width(attention: GroupedQueryAttention | LatentAttention) -> int:
-    """The number R of layers with a window, if these have a table of their own."""
+    """The number R for layers with a window, if these have their own table."""
     own = attention.window_rotary_dim if isinstance(attention, GroupedQueryAttention) else None
     return own or rotary_width(attention)
 
@@ -54,7 +54,8 @@ def rotary_table(positions: Tensor, width: int, theta: float, device: torch.devi
     """Angles position · frequency, computed in fp64 and kept in fp32; frequency theta^(−2i/R), i < R/2, before any scaling.
 
     Args:
-        positions: Positions of this rank's tokens, [T]; or of patches on n axes [T, n], each of which turns R / 2 of the pairs in turn.
+        positions: Positions of this rank's tokens, [T]; or of patches on n axes [T, n]; the R / 2 pairs are divided among the axes in
+            order.
         width: Number of dims R that an axis rotates; even unless no layer uses the table.
         theta: Base of the geometric series of frequencies.
         device: Device of the table.
@@ -70,7 +71,7 @@ def rotary_table(positions: Tensor, width: int, theta: float, device: torch.devi
 
 
 def rotary_frequencies(width: int, theta: float, device: torch.device, scaling: RopeScaling | None = None) -> Tensor:
-    """Angle that each pair of dims turns from one position to the next, fp64 [R/2].
+    """Rotation angle of each pair of dims per position, fp64 [R/2].
 
     Source: arXiv:2306.15595 (linear), arXiv:2407.21783 and the code published with it (llama3), arXiv:2309.00071, section 3.2 (yarn).
     """
@@ -84,13 +85,13 @@ def rotary_frequencies(width: int, theta: float, device: torch.device, scaling: 
 
 
 def kept_share(frequencies: Tensor, width: int, theta: float, scaling: Llama3Scaling | YarnScaling) -> Tensor:
-    """Share of each frequency that is kept, 0 to 1; the rest of it is divided."""
+    """Share of each frequency that is unchanged, 0 to 1; the rest is divided."""
     if isinstance(scaling, Llama3Scaling):
         turns = scaling.original_seq_length * frequencies / (2 * math.pi)
         if scaling.high_freq_factor == scaling.low_freq_factor:  # no frequency is between them
             return (turns >= scaling.low_freq_factor).to(turns.dtype)
         return ((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1)
-    # the index, a fraction, of the pair that makes this many turns in the original context
+    # the (fractional) index of the pair that makes this many rotations in the original context
     first, last = (
         width * math.log(scaling.original_seq_length / (2 * math.pi * turns)) / (2 * math.log(theta))
         for turns in (scaling.beta_fast, scaling.beta_slow)

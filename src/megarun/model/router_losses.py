@@ -1,8 +1,8 @@
 """Router losses of the E blocks of all stages (R-13).
 
 An expert's load is counted over all tokens of one sequence, on all its ranks. So a loss does not depend on how a batch is distributed over
-ranks and microbatches, and does not need counts of other microbatches. Each loss has the factor of its share in the global batch and enters
-the backward in its own layer, in any order of the schedule; tokens, microbatches, layers and ranks are summed.
+ranks and microbatches, and does not need counts of other microbatches. Each loss is scaled by its share of the global batch and enters the
+backward in its own layer, in any order of the schedule; it is summed over tokens, microbatches, layers and ranks.
 """
 
 from __future__ import annotations

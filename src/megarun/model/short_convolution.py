@@ -37,5 +37,5 @@ class ShortConvolutionBlock(MixerBlock):
         """[B, t, h] -> [B, T, C]: everything between the block's norm and out_proj."""
         projections: list[nn.Linear] = [getattr(self, f"{name}_proj") for name in PROJECTIONS]
         input_gate, output_gate, value = self.tp.project(normed, *projections)
-        del normed  # free under whole-block recompute, where no projection keeps it
+        del normed  # freed under full recompute, in which no projection saves it
         return convolve_gated(self.cp, input_gate, output_gate, value, self.conv.weight, self.conv.bias, starts)

@@ -39,7 +39,7 @@ from megarun.parallel.groups.tensor_vocabulary import SlicedEmbedding, summed_cr
 
 
 def final_norm(model: spec.Model) -> nn.Module:
-    """The norm before the head, which is linear and has its factor; with several streams, or earlier values, also what reads them."""
+    """The norm before the head, which is linear and has the logits' factor; with several streams, or earlier values, also their reader."""
     norm = stream_norm(model.norm, model.hidden_size, model.norm_eps)
     norm.factor = model.logits_multiplier
     if model.streams is not None:
@@ -179,7 +179,7 @@ class Stage(nn.Module):
         for module in self.modules():
             if isinstance(module, ExpertBlock):
                 module.add_sums(device)
-        self.add_rotary(device)  # last, so that its scratch is on top of all other buffers
+        self.add_rotary(device)  # last, so that its scratch adds to all other buffers
 
     def forward(
         self,
@@ -229,20 +229,20 @@ class Stage(nn.Module):
         if self.received.values and not self.embeds:
             x, values = unpack_values(x, self.received)
         stream = [x]
-        del x  # a name for the stream would hold what the first block need not keep
+        del x  # a local name would keep the stream alive although the first block does not save it
         x = self.run_layers(stream, shared, starts, values)
         if not self.predicts:
             return pack_values(x, [values[key] for key in carried(self.sent)], self.sent) if values else x
         return self.predict(x, labels, following, (following_before, following_structure, following_platform), rotary, starts)
 
     def run_layers(self, stream: list[Tensor], shared: Rotary | None, starts: Tensor | None, values: Values) -> Tensor:
-        """The stream, in a list that is emptied -> what the last layer makes of it, or what the last norm reads.
+        """The stream, in a list that is emptied -> the last layer's output, or the last norm's input.
 
         Args:
             stream: The residual stream.
             shared: Values that attention layers share.
             starts: Document starts of packed rows.
-            values: Values of layers before; then those that layers after read.
+            values: Values of earlier layers; on return the values that later layers read.
         """
         x = stream.pop()
         for layer, block in self.layers.items():  # only layers that read a value get it: recompute keeps every argument
@@ -330,7 +330,7 @@ class Stage(nn.Module):
         """The weighted sum of all depths' losses, fp32 scalar.
 
         Args:
-            x: The residual stream, or what the final norm made of it [B, t, h].
+            x: The residual stream, or the final norm's output [B, t, h].
             following: Tokens 1, 2, … positions after.
             sides: `following_before`, `following_structure` and `following_platform`.
             rotary: Rotary tables of the stage.

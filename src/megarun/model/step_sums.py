@@ -88,7 +88,7 @@ def sum_further(stages: Iterable[nn.Module], device: torch.device) -> Tensor:
 
 
 def routing_table(stages: Iterable[nn.Module], layers: Sequence[str], num_experts: int, device: torch.device) -> Tensor:
-    """This rank's sums for all E blocks of the model, by module, zeros for those of other ranks: fp64 [layers, `num_sums`]."""
+    """This rank's sums for all E blocks of the model, by module, zeros for blocks of other ranks: fp64 [layers, `num_sums`]."""
     table = torch.zeros((len(layers), num_sums(num_experts)), dtype=torch.float64, device=device)
     for name, sums in _buffers(stages, "sums"):
         table[layers.index(name.rpartition(".")[0])] += sums

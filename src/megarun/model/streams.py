@@ -10,7 +10,7 @@ from megaplan.families.streams import Streams
 
 
 class StreamConnections(nn.Module):
-    """The connections of one block, or with `last` those of the norm before the head, which only reads."""
+    """The connections of one block; with `last`, of the norm before the head, which only reads."""
 
     def __init__(self, streams: Streams, hidden_size: int, norm_eps: float, *, last: bool = False) -> None:
         super().__init__()
@@ -21,13 +21,13 @@ class StreamConnections(nn.Module):
         self.base, self.scale = nn.Parameter(torch.empty(numbers)), nn.Parameter(torch.empty(factors))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Streams [B, t, n · h] -> the one to read [B, t, h]; the streams and their weights wait for what is made of it."""
+        """Streams [B, t, n · h] -> the one to read [B, t, h]; the streams and their weights are kept until the block's output exists."""
         read, weights = collapse_streams(x, self.weight, self.base, self.scale, self.how)
         self._open = (x, weights) if weights.shape[-1] else None
         return read
 
     def expand(self, made: Tensor, factor: float) -> Tensor:
-        """A block's output [B, t, h] -> new streams [B, t, n · h]: those that `forward` took, and the output by their weights."""
+        """A block's output [B, t, h] -> new streams [B, t, n · h]: mixed input streams of `forward` plus the weighted output."""
         found, self._open = self._open, None
         if found is None:
             raise RuntimeError("the block has read no streams")

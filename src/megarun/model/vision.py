@@ -1,6 +1,6 @@
 """The encoder of images and the projection of its features, which the first stage runs before the embedding.
 
-Images are the rows of the encoder's batch. A part that is frozen, with nothing trained before it, runs without a graph.
+Images are the rows of the encoder's batch. A frozen part with no trained part before it runs without a graph.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def encoder_layer(encoder: spec.Encoder, index: int, eps: float, tp: TensorParal
 
 
 class VisionEncoder(nn.Module):
-    """A stack over the patches of an image; ranks that share it have p = P / tp patches each, in turn, between its blocks.
+    """A stack over the patches of an image; ranks that split it have p = P / tp consecutive patches each between its blocks.
 
     Source: arXiv:2010.11929.
     """
@@ -226,7 +226,7 @@ class _Merge(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """The stream's, zero in these places, and the rows'."""
+        """The stream's gradient, zero at these positions, and the rows' gradient."""
         (places,) = ctx.saved_tensors
         of_stream = _copied(gradient, ctx.spare)
         of_rows = of_stream.index_select(0, places) if ctx.needs_input_grad[1] else None

@@ -58,7 +58,7 @@ class AdamW(torch.optim.AdamW):
         return {"exp_avg": parameter.dtype, "exp_avg_sq": parameter.dtype}
 
     def first_state(self, parameter: Tensor, held: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """State of a parameter before its first update; its averages are those that are `held` in host memory, if any, else new.
+        """State of a parameter before its first update; its averages are the ones `held` in host memory, if any, else new.
 
         Source: torch/optim/adamw.py and adam.py, `_init_group` with `fused`.
         """

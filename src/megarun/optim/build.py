@@ -40,9 +40,9 @@ class Optimizers:
 
     AdamW is torch's fused implementation or a kernel that equals it. Weight decay applies to tensors of two or more dims, not to scales,
     biases (of experts too) and scalars.
-    Muon accepts gradients of any dtype. Fused AdamW needs the parameter's: if `precision.grads` differs, every parameter has its own
-    AdamW, so that only one gradient at a time exists in both dtypes. So it has with state in host memory (`host.optimizer_offload`), of
-    which the device has that of two parameters, or rounds of Muon's, at a time.
+    Muon accepts gradients of any dtype. Fused AdamW needs gradients in the parameter's dtype: if `precision.grads` differs, every parameter
+    has its own AdamW, so that only one gradient at a time exists in both dtypes. The same holds with state in host memory
+    (`host.optimizer_offload`): the device has the state of two parameters, or two rounds of Muon, at a time.
 
     AdamW runs first, so that Muon's scratch is allocated after all of AdamW's state. If a Newton-Schulz iteration is the peak, the first
     step then reaches the same peak as later steps, and a job that does not fit fails in its first step.
@@ -128,7 +128,7 @@ class Optimizers:
             yield from optimizer.state.items()
 
     def make_states(self) -> None:
-        """Create the optimizer state that does not exist, otherwise created in the first step; a checkpoint is loaded into all of it.
+        """Create missing optimizer state, which otherwise the first step creates; a checkpoint is loaded into all of it.
 
         State that exists stays where it is: a recorded update reads and writes it there.
         """
@@ -162,7 +162,7 @@ def _decays(tensor: ParamTensor) -> bool:
 
 
 def _in_update_order(stage: nn.Module, inventory: Inventory) -> list[tuple[str, nn.Parameter]]:
-    """A stage's trained parameters, as the memory estimate assumes: blocks in its order, the tensors of a block in the inventory's."""
+    """A stage's trained parameters, as the memory estimate assumes: blocks in its order, tensors in the inventory's."""
     parameters = dict(stage.named_parameters())
     block_of = {f"{name}.{tensor.name}": name for name, block in inventory.blocks() for tensor in block.tensors}
     blocks = dict.fromkeys(block_of[name] for name in parameters)

@@ -21,7 +21,7 @@ def gradient_norm(owned: Iterable[Tensor], mesh: RankMesh) -> Tensor:
 
     Args:
         owned: Parameters whose shards this rank counts: every gradient on exactly one rank.
-        mesh: Mesh of the rank: shards are summed over dp_shard, those of expert banks over cp, parts over tp, stages over pp.
+        mesh: Mesh of the rank: shards are summed over dp_shard, shards of expert banks also over cp, parts over tp, stages over pp.
 
     Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu (`foreach_tensor_norm_cuda`); ReduceOpsUtils.h (`make_reduction`).
     """

@@ -1,9 +1,9 @@
 """State of optimizers in host memory between updates (`host.optimizer_offload`): AdamW's averages of gradients and Muon's momentum.
 
-Parameters stay on the device, which computes every update. An update goes through its units, the parameters that it changes at once. The
-averages of the next unit are copied to the device while this one is updated, and those of this one are copied back while the next one is.
-Both copies run in one stream of their own: the averages of a unit leave before those of the unit after the next arrive. So the device has
-room for two consecutive units, in one buffer of which they use the two ends in turn. It exists during updates alone.
+Parameters stay on the device, which computes every update. An update goes through its units, the parameters that it changes at once. While
+a unit is updated, the next unit's averages are copied to the device and the previous unit's back to the host. Both copies run in one
+separate stream: a unit's averages leave before those of the next unit but one arrive. So the device holds two consecutive units, in one
+buffer whose two ends they use alternately. It exists only during updates.
 
 On the host all averages lie in one tensor, unit after unit. It is page-locked if the device is CUDA: its pages are registered, because
 torch's allocator of page-locked memory rounds each request to a power of two.
@@ -161,7 +161,7 @@ class HostState:
         self._arrived.append(None if self._stream is None else self._stream.record_event())
 
     def _place(self, index: int) -> Tensor:
-        """A unit's part of the buffer: its start and its end in turn."""
+        """A unit's part of the buffer, alternately at its start and its end."""
         if self._buffer is None:
             raise RuntimeError("averages are lent outside an update")
         size = self.unit_bytes[index]

@@ -37,12 +37,12 @@ class RoundKey(NamedTuple):
 
     Attributes:
         round: Rounds of these tensors.
-        part: Shape of a rank's part of a matrix as the iteration has it: of the dims of a cut matrix the cut one is first.
-        share_elements: A whole share of a tensor.
+        part: Shape of a rank's part of a matrix in the iteration, with the sharded dim first.
+        share_elements: Elements of a full shard of a tensor.
         rows: Rows of dim 0 if the ranks' shares differ, else 0.
         cut: True if TP or ETP shards the matrices.
         is_bank: True for expert banks.
-        group: The ranks that share them; None if one rank has them whole, or each has whole matrices.
+        group: The ranks that share them; None if every rank has full matrices.
         place: This rank's place among them.
     """
 
@@ -62,7 +62,7 @@ class Member(NamedTuple):
     Attributes:
         parameter: The parameter.
         rows: Rows of one of its matrices, before TP gathers it.
-        share_rows: Rows of a whole share of it, all dims but the last read as rows.
+        share_rows: Rows of a full shard, with all dims except the last as rows.
         transposed: True if the iteration has a matrix transposed: TP or ETP shards its columns.
         scale: Factor of its update.
     """
@@ -79,7 +79,7 @@ class Piece(NamedTuple):
 
     Attributes:
         owner: The rank that orthogonalises it.
-        slot: Place of the matrix among the owner's.
+        slot: Index of the matrix among the owner's matrices.
         tensor: The tensor that it belongs to.
         start: First row in this rank's share of the tensor.
         num_rows: Number of rows.
@@ -144,7 +144,7 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         """Update every parameter with its gradient, multiplied by `scale`; all ranks of a shard group must call it together.
 
-        Numbers are on the device; `rate` is by default the group's. A round runs in the context `lent` of its parameters, in which their
+        Numbers are on the device; `rate` defaults to the group's. A round runs in the context `lent` of its parameters, in which their
         state is on the device.
         """
         device = next(iter(self._counts)).device
@@ -182,7 +182,7 @@ class Muon(torch.optim.Optimizer):
         return {"momentum": self.moments_dtype}
 
     def first_state(self, parameter: Tensor, held: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """State of a parameter before its first update: what is `held` in host memory, if anything, else new."""
+        """State of a parameter before its first update: the one `held` in host memory, if any, else new."""
         return dict(held or {}) or {"momentum": torch.zeros_like(parameter, dtype=self.moments_dtype)}
 
     @cached_property
@@ -196,7 +196,7 @@ class Muon(torch.optim.Optimizer):
     def _kind_of(self, parameter: Tensor, count: int) -> tuple[RoundKey, Member]:
         columns, degree, index, group = parameter.shape[-1], 1, 0, None
         if isinstance(parameter, DTensor):
-            axis = parameter.device_mesh.ndim - 1  # the one that shards; the one before it replicates
+            axis = parameter.device_mesh.ndim - 1  # the sharding dim; the dim before it replicates
             degree, index = parameter.device_mesh.size(axis), parameter.device_mesh.get_local_rank(axis)
             group = parameter.device_mesh.get_group(axis)
         rows, of_dim = parameter.numel() // columns, parameter.numel() // columns // parameter.shape[0]
@@ -215,7 +215,7 @@ class Muon(torch.optim.Optimizer):
         return kind, Member(parameter, of_matrix, chunk, transposed, ADAMW_RMS * max(lengths) ** 0.5)
 
     def _update_whole(self, kind: RoundKey, members: Sequence[Member], rate: Tensor, scale: Tensor) -> None:
-        """A round of matrices that this rank has whole, or of which TP ranks have parts."""
+        """A round of matrices that this rank has unsharded, or of which TP ranks have parts."""
         gradients = self._gradients(members)
         count = kind.round.num_matrices
         parts = gradients[0].new_empty((len(members) * count, *kind.part), dtype=self.iteration_dtype)
@@ -245,7 +245,7 @@ class Muon(torch.optim.Optimizer):
         self._apply([deal.members[piece.tensor] for piece in deal.sent], weights, returned, rate)
 
     def _apply(self, members: Sequence[Member], weights: list[Tensor], updates: list[Tensor], rate: Tensor) -> None:
-        """Weight decay, and the update of each weight by that of the member."""
+        """Weight decay, and the update of each weight by its member's update."""
         decayed_add_(weights, updates, rate, self.param_groups[0]["weight_decay"], [member.scale for member in members])
 
     def _momenta(self, members: Sequence[Member]) -> list[Tensor]:
@@ -275,7 +275,7 @@ class Deal:
     """
 
     def __init__(self, kind: RoundKey, members: Sequence[Member], first_owner: int) -> None:
-        """Deal the matrices out, as many to each rank, beginning with `first_owner`."""
+        """Distribute the matrices evenly over the ranks, beginning with `first_owner`."""
         self._kind, self.members, self._first = kind, members, first_owner
         self._own = kind.round.matrices(len(members))
         self.num_owners = -(-len(members) * kind.round.num_matrices // self._own)
@@ -318,7 +318,7 @@ class Deal:
         return buffer
 
     def ordered(self, buffer: Tensor) -> Tensor:
-        """This rank's whole matrices, or their TP parts [n, rows, cols], of what has arrived."""
+        """This rank's matrices, or their TP parts [n, rows, cols], assembled from received rows."""
         pieces = [piece for from_rank in self.received for piece in from_rank]
         if pieces and self._own == 1 and not self.members[pieces[0].tensor].transposed:
             return buffer  # the rows of one matrix arrive in their order

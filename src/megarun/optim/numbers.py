@@ -1,7 +1,7 @@
 """The numbers that differ between steps, on the device: a rate, a factor of all gradients.
 
-Nothing that an update launches has one of them as an argument, so that a recorded update is that of every step. They are in fp64, as on the
-host. Each number has its place: Triton compiles a kernel of its own for a pointer that is not a multiple of 16, and so one of each kernel.
+No launch of an update has one of them as an argument, so a recorded update is valid for every step. They are in fp64, as on the
+host. Each number has its own allocation: for a pointer that is not a multiple of 16 Triton would compile a further kernel.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Chooser(NamedTuple):
 class Decoder:
     """A model that reads a text once and then one token at a time.
 
-    Models whose layers look at other positions in another way (an indexer, experts with a capacity, experts that choose tokens) read the
+    Models whose layers depend on other positions in further ways (an indexer, experts with a capacity, experts that choose tokens) read the
     whole text again for each token.
     """
 
@@ -130,7 +130,7 @@ def load_decoder(checkpoint: AnyPath, length: int, device: torch.device) -> Deco
     saved = saved_job(checkpoint)
     needed = [name for name in ("structure", "platform", "relation_bias") if getattr(saved.spec.model.features, name) is not None]
     if needed:
-        raise refusal("MP678", f"{checkpoint}: model.features.{needed[0]} needs classes of the tokens, which a text alone has not")
+        raise refusal("MP678", f"{checkpoint}: model.features.{needed[0]} needs a class for each token, which a prompt does not have")
     return Decoder(*load_stage(checkpoint, saved, length, device))
 
 

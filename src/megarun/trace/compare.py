@@ -13,8 +13,8 @@ PHASE_SHARE = 0.001
 SCALARS_BYTES = 4096
 """Numbers that no ledger lists and that a phase may differ by, however small it is.
 
-Those are the loss and its sum, a parameter's step, and in fp64 the squares of gradient norms: one of each tensor, and their copy in one
-tensor when they are summed.
+These are the loss and its sum, a parameter's step, and in fp64 the squares of gradient norms: one per tensor, and their copy in one tensor
+when they are summed.
 """
 COLUMN_SHARE, PEAK_SHARE = 0.01, 0.002
 """Tolerance of a column: this share of the column or that share of the rank's peak, whichever is larger."""
@@ -49,8 +49,8 @@ class Pair:
 class RankComparison:
     """One rank's estimate and trace.
 
-    The estimate is allocated bytes, without the allocator's overhead. That is compared as `reserved`: the estimate's closed form with a
-    replay of the traced allocations and frees through a model of torch's allocator.
+    The estimate is allocated bytes, without the allocator's overhead. `reserved` compares the estimate's closed form with a replay of the
+    traced allocations and frees in a model of torch's allocator.
 
     Attributes:
         budget: Estimate of the rank.
@@ -86,7 +86,7 @@ class RankComparison:
 
     @property
     def peak_phase(self) -> Phase:
-        """Phase of the estimate's peak, the earliest of equal ones; the report shows its columns."""
+        """Phase of the estimate's peak, the earliest of equal ones, whose columns the report shows."""
         phases = self.phases
         return max(Phase, key=lambda phase: phases[phase].estimate)
 

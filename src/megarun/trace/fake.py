@@ -25,8 +25,8 @@ _LAYER_NORM = torch.ops.aten.native_layer_norm.default
 def lone_rank(rank: int, world_size: int) -> Iterator[None]:
     """A fake process group in which this process is `rank` and every collective completes immediately.
 
-    The machine's devices are hidden. An optimizer's step asks a device that is there whether it captures a graph; that starts CUDA, and
-    fails in a process forked from one that has CUDA.
+    The machine's devices are hidden. An optimizer's step checks whether an existing device captures a graph; that starts CUDA, and fails in
+    a process forked from one with CUDA.
     """
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:

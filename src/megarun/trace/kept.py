@@ -42,7 +42,7 @@ class FirstForward:
         self._running: Stage | None = None
         self._before: set[StorageRecord] = set()
         self._hooks: Any = None
-        self._takers: dict[StorageRecord, str] = {}  # blocks that keep what is made outside of them: choices of keys, scaled rows
+        self._takers: dict[StorageRecord, str] = {}  # blocks that save tensors made outside them: choices of keys, scaled rows
         self.kept: list[Kept] = []
 
     @contextmanager
@@ -137,7 +137,7 @@ def compare_kept(spec: Spec, inventory: Inventory, blocks: Sequence[tuple[str, i
 
 
 def _is_away(spec: Spec, name: str, family: str) -> bool:
-    """True if what a block keeps is in host memory at the end of a forward."""
+    """True if a block's saved tensors are in host memory at the end of a forward."""
     return name.startswith("layers.") and spec.offloads(int(name.removeprefix("layers.")), family)
 
 
@@ -163,7 +163,7 @@ def _of_images(path: str) -> str | None:
 
 
 def _compare_block(block: str, ledger: Sequence[LedgerTensor], kept: Sequence[Kept]) -> Iterator[Difference]:
-    ledger = [tensor for tensor in ledger if tensor.bytes]  # a layer may read what is another one's
+    ledger = [tensor for tensor in ledger if tensor.bytes]  # a layer may read another layer's tensors
     pairs = [(tensor, item) for tensor in range(len(ledger)) for item in range(len(kept)) if _same_storage(ledger[tensor], kept[item])]
     missing, extra = set(range(len(ledger))), set(range(len(kept)))
     for tensor, item in sorted(pairs, key=lambda pair: -_likeness(ledger[pair[0]], kept[pair[1]])):

@@ -47,7 +47,7 @@ ROUTED_OUTPUTS = {
 }
 """Operations whose outputs are indices, counts, dispatched rows, or gradients of such rows. Combined rows are the block's result."""
 OF_ROWS = "megakernels.fp8_experts.default"
-"""The operation whose result is combined rows if it reads tokens, and rows to send back if it reads rows that have come."""
+"""The operation whose result is combined rows if it reads tokens, and rows to return if it reads received rows."""
 _BANKS = ("experts", "experts_gated", "routed_experts", "routed_experts_gated", "fp8_experts")
 ROUTED_OPERANDS = {
     "megakernels.dispatch.default": slice(1, 2),
@@ -122,7 +122,7 @@ class Owners:
             record.kind = Kind.COLLECTIVE  # its recompute may stop before the reduction
 
     def _goes_back(self, record: StorageRecord, operands: tuple[Any, ...]) -> bool:
-        """True for the result of an operation whose first operand has come from other ranks."""
+        """True for the result of an operation whose first operand was received from other ranks."""
         return not record.output and next(self._operand_records(operands)).kind in (Kind.ROUTED, Kind.COLLECTIVE)
 
     def on_accumulate(self, total: StorageRecord, part: StorageRecord) -> None:
@@ -182,7 +182,7 @@ class Owners:
                 record.name = name
 
     def _label_parts(self, record: StorageRecord) -> None:
-        """Label the addends of a gradient: autograd accumulates all parts of a parameter's gradient before it passes it on."""
+        """Label the addends of a gradient: autograd accumulates all parts of a parameter's gradient before it passes the sum on."""
         for part in self._parts.pop(record, ()):
             part.kind = min(part.kind, Kind.GRADIENT)
             self._label_parts(part)
@@ -299,7 +299,7 @@ class Owners:
 
 
 def _is_padded(parameter: Any) -> bool:
-    """True if a shard has been padded where it is: FSDP2 compares addresses, which fake tensors do not have, and would pad it again."""
+    """True if a shard has been padded in place: FSDP2 compares addresses, which fake tensors do not have, and would pad it again."""
     local, module = parameter.sharded_param._local_tensor, parameter._module_info
     same = parameter._sharded_param_data.untyped_storage()._cdata == local.untyped_storage()._cdata
     return same and not local.is_meta and getattr(module.module, module.param_name) is parameter.sharded_param

@@ -61,7 +61,7 @@ class Places:
 
     @property
     def running(self) -> str:
-        """Path of the innermost running module that has one; of a side embedding that a prediction depth adds below the depth's."""
+        """Path of the innermost running module with a path; a side embedding that a prediction depth adds is below the depth."""
         inner = ""
         for module in reversed(self._stack):
             if module in self._paths or isinstance(module, BatchLoss):
@@ -87,7 +87,7 @@ class Places:
         """Place of the running operation, and whether it is a forward's.
 
         In backward, an operation belongs to the module of its parameter operand, else of an operand allocated in forward, else of any
-        operand. The table that A layers share has no operation of their own.
+        operand. No operation of the A layers makes the table that they share.
         """
         if self._stack:
             return self.running, self.in_forward
@@ -107,5 +107,5 @@ def in_side_embedding(record: StorageRecord) -> bool:
 
 
 def is_stream(record: StorageRecord) -> bool:
-    """True if a storage is what a side embedding makes of the residual stream, or of its gradient."""
+    """True if a side embedding makes the storage from the residual stream or its gradient."""
     return record.output in RESIDUAL_OUTPUTS.get(record.op, ()) and in_side_embedding(record)

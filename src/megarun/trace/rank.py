@@ -45,7 +45,7 @@ FINITE = 1e9
 
 
 class TraceRecorder:
-    """Runs what a CUDA graph would record, once and in a pool of its own, and nothing again: a replay allocates nothing."""
+    """Runs the operations that a CUDA graph would record once, in a separate pool; replays do nothing, since they allocate nothing."""
 
     def __init__(self, owners: Owners) -> None:
         self._owners, self._pool, self._began = owners, torch.cpu.Stream(), False
@@ -60,7 +60,7 @@ class TraceRecorder:
         return lambda: None
 
     def drop(self) -> None:
-        """Called after a failure, which ends the trace: its bytes would not be those of the recording."""
+        """Called after a failure, which ends the trace: its bytes would differ from the recording's."""
         raise RuntimeError("a microbatch or an update could not be recorded")
 
 

@@ -16,7 +16,7 @@ INDENT = "  "
 
 
 def document(ranks: Iterable[RankComparison]) -> dict[str, Any]:
-    """The document of `--json`; columns are those of each rank's peak phase, without the allocator's overhead."""
+    """The document of `--json`; columns are of each rank's peak phase, without the allocator's overhead."""
     return {"format": FORMAT, "ranks": [_rank_document(rank) for rank in ranks]}
 
 

@@ -2,8 +2,8 @@
 
 A storage counts as allocated when a dispatched operation first returns it. Allocations, resizes and frees are logged. The kind of a storage
 is often known only later (a gradient when it reaches its parameter), so labels are stored in the storage's record and the log is replayed
-at the end, up to the peak of every phase. Each event has the stream that is current, as CUDA's allocator would ask for it: on a CPU torch's
-streams do nothing, and FSDP2 enters them all the same.
+at the end, up to the peak of every phase. Each event has the current stream, as in CUDA's allocator: on a CPU torch's streams do nothing,
+but FSDP2 still enters them.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         self._records: dict[int, tuple[StorageRecord, Any]] = {}  # by address of the StorageImpl; with a weak reference
         self._log: list[tuple[StorageRecord, int]] = []
         self._log_streams: list[int] = []
-        self._streams: dict[int, tuple[int, Any]] = {}  # by identity: the number of a stream, and the stream so that it stays alive
+        self._streams: dict[int, tuple[int, Any]] = {}  # by identity: a stream's number, and the stream itself to keep it alive
         self._entered: list[tuple[int, Phase]] = []
         self._peaks: dict[Phase, _PhasePeak] = {}
         self._phase = Phase.INIT
@@ -216,9 +216,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
             self._paused = before
 
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Run one operation and count what it returns."""
+        """Run one operation and count its results."""
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # reports the global size; its operation on local tensors comes through here next
+            return NotImplemented  # reports the global size; its operation on local tensors is the next call of this
         if func is _WAIT and isinstance(args[0], FakeTensor):
             return args[0]  # wait returns its argument; the fake kernel would allocate a second buffer
         if self._accumulation.in_place(func, args, kwargs):

@@ -80,7 +80,7 @@ def require_agreement(run: Run, launch: Launch, device: str) -> None:
 def _require_planned_devices(run: Run, launch: Launch, device: str) -> None:
     """Check that every rank of a plan with pools is on the device of its stages (MP681).
 
-    A device with FLOPs of its own in the plan may be any: its name does not say which.
+    If the plan gives a device's FLOPs, its name is free and is not compared.
     """
     spec, model = run.job.spec, device.partition(", ")[2]
     if not spec.pools or not model:
@@ -91,7 +91,7 @@ def _require_planned_devices(run: Run, launch: Launch, device: str) -> None:
 
 
 def _words_of(name: str) -> set[str]:
-    """The words of a device's name in a spec that torch's name of it has: `h100` and `pcie` of `h100-pcie`."""
+    """The words of a device's name in a spec that torch's name contains: `h100` and `pcie` for `h100-pcie`."""
     first, *more = name.split("-")
     return {first, *({"pcie", "nvl", "40gb"} & set(more))}
 
@@ -99,7 +99,7 @@ def _words_of(name: str) -> set[str]:
 def require_one_folder(run: Run, launch: Launch, token: str) -> None:
     """Check that every rank reads rank 0's lock in its own `--out`; every process of the job calls it.
 
-    Where a storage keeps the checkpoints, nodes may have folders of their own.
+    If checkpoints are in a storage, nodes may have different folders.
 
     Args:
         run: Run of this rank.
@@ -220,7 +220,7 @@ def differences(ours: ComparedInputs, first: Mapping[str, Iterable[str]]) -> lis
 def _answers(launch: Launch, topic: str) -> dict[int, tuple[str, list[str]]]:
     """Host and differences of every other rank that differs."""
     ranks = range(1, launch.world_size)
-    # a rank looks for the lock before it answers
+    # a rank checks for the lock before it answers
     _wait(launch, [_key(topic, "answer", rank) for rank in ranks], launch.start_timeout + SEE_SECONDS * (topic == "folder"))
     answers = {rank: json.loads(launch.store.get(_key(topic, "answer", rank))) for rank in ranks}
     return {rank: (host, lines) for rank, (host, lines) in answers.items() if lines}

@@ -1,8 +1,8 @@
 """`--plans`: the plan for the processes that torchrun has started, of several plans of one run; needs no torch.
 
-When a node is lost, torchrun starts the processes of the others again (`--nnodes MIN:MAX --max-restarts N`). They take the largest plan
-that they have ranks for and resume from the last whole checkpoint; processes without a rank wait as spares. Every plan has the model, seed
-and global batch of the first one, so step and data order stay.
+When a node is lost, torchrun starts the processes of the others again (`--nnodes MIN:MAX --max-restarts N`). The processes take the largest
+plan for which there are enough of them and resume from the last complete checkpoint; processes without a rank wait as spares. Every plan
+has the model, seed and global batch of the first one, so steps and data order do not change.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_plans(plan: str | os.PathLike[str] | PlanDocument, folder: Path | None,
         out: Folder of the run: a restart by torchrun takes the plans from there.
 
     Raises:
-        MegaplanError: A file is not a plan; MP667 if a plan is of another run, or the folder has none; MP670 if `out` is empty.
+        MegaplanError: A file is not a plan; MP667 if a plan belongs to another run, or the folder has no plan; MP670 if `out` is empty.
     """
     place = out_folder(out)
     name = FIRST_PLAN if isinstance(plan, PlanDocument) else os.fspath(plan)
@@ -81,9 +81,9 @@ def read_plans(plan: str | os.PathLike[str] | PlanDocument, folder: Path | None,
 
 
 def choose_plan(planned: Plans, folder: Path | None, num_processes: int) -> Planned:
-    """The plan of most ranks that has no more ranks than there are processes; without a folder the first one.
+    """The plan with the most ranks that the processes can fill; without a folder, the first one.
 
-    Rank 0 reports on stderr which it is. Of plans with equally many ranks the first one is taken, then that whose file comes first by name.
+    Rank 0 reports on stderr which it is. Of plans with the same number of ranks, the first plan is preferred, then the first by file name.
 
     Args:
         planned: The plans.
@@ -118,7 +118,7 @@ def started_processes() -> int:
     """Processes of this start, as torchrun says.
 
     Raises:
-        MegaplanError: MP652, it says no number.
+        MegaplanError: MP652: the variable is not a number.
     """
     given = os.environ.get(PROCESSES, "1")
     if not given.isdecimal() or not int(given):

@@ -5,9 +5,9 @@ metrics and remove each other's checkpoints. The token is also the probe: a rank
 and no save would be complete.
 
 A lock whose process has ended, or that no process has touched for half a minute, is taken over: a killed run leaves it behind. Times are
-those of the file system, so that clocks of nodes may differ; a time in the future counts for nothing, only whether it changes.
+those of the file system, so that clocks of nodes may differ; an absolute time means nothing, only whether it changes.
 
-What is read is doubted before it ends a job: a lock that cannot be read, or is out of sight, belongs to no other job. Only the token of
+A read must be confirmed before it ends a job: a lock that is unreadable or invisible does not belong to another job. Only the token of
 another start, read twice, shows that the folder was taken over.
 """
 
@@ -127,7 +127,7 @@ class RunFolder:
             time.sleep(POLL_SECONDS)
 
     def keep(self, name: str, text: str) -> None:
-        """Keep a text of the job in the folder, in place of an earlier start's.
+        """Write a text of the job to the folder, replacing an earlier start's.
 
         Raises:
             MegaplanError: MP670, it cannot be written.
@@ -169,7 +169,7 @@ class RunFolder:
             return
         if other is not None and other.process.is_local:
             raise _held(self._path, other)
-        end = time.monotonic() + self._stale  # its time may be in the future, where the clock was set back
+        end = time.monotonic() + self._stale  # its time may be in the future if the clock was set back
         if self._age(touched) < self._stale:
             note([f"{self._path}: {_text(other)} touched it; it is taken over if no process does for {self._stale:g} s"])
         while self._age(touched) < self._stale and time.monotonic() < end:
@@ -189,7 +189,7 @@ class RunFolder:
             probe.unlink(missing_ok=True)
 
     def _replace(self) -> None:
-        """Put this process's lock in the place of a stale one; of two jobs that do, the later one has it."""
+        """Replace a stale lock by this process's; of two jobs that do so, the later one wins."""
         write_whole(self._path, self.holder.text(), self.holder.token)
         time.sleep(POLL_SECONDS)
         found = _patiently(self._path)
@@ -275,7 +275,7 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def _holder(path: Path) -> Holder | None:
-    """The content of a lock; None if it is not that of one, as while it is written.
+    """The content of a lock; None if it is not a lock's, for example while it is being written.
 
     Raises:
         OSError: It cannot be read.
@@ -288,7 +288,7 @@ def _holder(path: Path) -> Holder | None:
 
 
 def _patiently(path: Path) -> Holder | None:
-    """The content of a lock, tried again while it cannot be read; None if there is none, or it is not a lock.
+    """The content of a lock, tried again while it cannot be read; None if there is no file, or it is not a lock.
 
     Raises:
         OSError: It cannot be read for `DOUBT_SECONDS`.

@@ -1,8 +1,8 @@
 """The identity of a job, fixed at its start: plans, options and token files, in `job.json` of `--out`; needs no torch.
 
 torchrun restarts the processes of a job with the command line that it began with, and a file that it names may have changed meanwhile. So a
-restart takes plans and options from `job.json` and reports what differs outside. A new start of the command reads the files as they are: to
-resume under another plan is a use of the same folder.
+restart takes plans and options from `job.json` and reports differences from the current files. A new start of the command reads the current
+files, since a folder may be resumed under another plan.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Launcher:
         return cls(os.environ.get(RUN_ID, ""), ProcessIdentity.of(os.getppid()))
 
     def restarts(self, began: Launcher) -> bool:
-        """True if this start is a restart of the job that began under the other one."""
+        """True if this start is a restart of the job that the other start began."""
         if not self.run_id or self.run_id != began.run_id:
             return False
         return self.agent == began.agent or (self.run_id != NO_RUN_ID and os.environ.get(RESTARTS, "0").strip("0") != "")
@@ -73,7 +73,7 @@ class Beginning:
         token: Token of its lock.
         launcher: The torchrun that started it.
         plans: Text of each plan that it may train, by the name that the command line has for it; the first is PLAN.
-        options: Options by their names in the command line.
+        options: Options by their command-line names.
         data: Token files.
         eval_data: Held-out token files.
         stamps: Size, time and number of each token file.
@@ -139,7 +139,7 @@ def beginning_of(run: Run, token: str) -> Beginning:
 
 
 def tokenizer_of(run: Run) -> str | None:
-    """The tokenizer next to the first token file, whose digest that file has; None if it is another one, or cannot be read."""
+    """The tokenizer next to the first token file, whose digest that file has; None if it is another job's, or cannot be read."""
     file = _files(run.source)[0]
     try:
         text = read_bounded(tokenizer_path(file.path), MAX_TOKENIZER_BYTES)
@@ -149,7 +149,7 @@ def tokenizer_of(run: Run) -> str | None:
 
 
 def checkpoints_of(root: AnyPath) -> tuple[str, ...]:
-    """The finished checkpoints of a run, by folder and sum of the manifest; none where no torchrun could restart the job."""
+    """The finished checkpoints of a run, by folder and sum of the manifest; empty if no torchrun could restart the job."""
     if not Launcher.own().run_id:
         return ()
     found = []
@@ -170,11 +170,11 @@ def keep_on_node(run: Run) -> None:
 
 
 def report_plans(began: Beginning, now: Mapping[str, str | None], out: Path) -> None:
-    """Report on rank 0 the plan files that are not what the job began with.
+    """Report on rank 0 the plan files that have changed since the job began.
 
     Args:
         began: Inputs that the job began with.
-        now: Texts of the files as they are; None for one that cannot be read.
+        now: Current texts of the files; None for one that cannot be read.
         out: Folder of the run.
     """
     if os.environ.get("RANK", "0") != "0":
@@ -182,22 +182,22 @@ def report_plans(began: Beginning, now: Mapping[str, str | None], out: Path) -> 
     for name, text in began.plans.items():
         if now.get(name) != text:
             what = "has changed" if now.get(name) is not None else "cannot be read any more"
-            detail = f"{name} {what} since the job began; the job continues with the plan that it began with, {out / PLAN}"
+            detail = f"{name} {what} since the job began; the job continues with its first plan, {out / PLAN}"
             hints = (f"megaplan diff {out / PLAN} {name}",)
             report([diagnostic("MP674", detail, Location(file=name), hints, Severity.WARNING)])
 
 
 def report_options(began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Report on rank 0 the options that are not those that the job began with."""
+    """Report on rank 0 the options that have changed since the job began."""
     lines = [f"{name} = {now.get(name)}, the job began with {value}" for name, value in began.items() if now.get(name) != value]
     if lines and os.environ.get("RANK", "0") == "0":
-        report([diagnostic("MP674", "\n".join([*lines, "the job continues with those that it began with"]), severity=Severity.WARNING)])
+        report([diagnostic("MP674", "\n".join([*lines, "the job continues with its first ones"]), severity=Severity.WARNING)])
 
 
 def require_data(run: Run, began: Beginning) -> None:
-    """Refuse a restart whose token files are not those that the job began with.
+    """Refuse a restart whose token files have changed since the job began.
 
-    Headers are compared. A file that was written again meanwhile is read whole and its sum compared with its header's.
+    Headers are compared. A file that was written again meanwhile is read entirely and its digest compared with its header's.
 
     Raises:
         MegaplanError: MP674; MP614 if a file does not match its header.

@@ -259,7 +259,7 @@ def train_steps(
 def _between_steps(
     step: int, data_progress: DataProgress, keeper: Keeper, checks: ReplicaChecks, interrupt: Interrupt, progress: Progress, *, last: bool
 ) -> int:
-    """Agree on signals, compare replicas and save, where each is due; the signal that ends the run, 0 if none."""
+    """Agree on signals, compare replicas and save, when each is due; returns the signal that ends the run, 0 if none."""
     progress.enter("agreeing on signals")
     stopped_by = keeper.poll_interrupt(interrupt)
     progress.enter("comparing replicas")

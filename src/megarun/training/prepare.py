@@ -183,7 +183,7 @@ def out_folder(word: str | os.PathLike[str]) -> Path:
 
 
 def _check_places(out: Path, url: str) -> None:
-    """Refuse an output folder in a storage, and checkpoints in a storage that is none.
+    """Refuse an output folder in a storage, and a checkpoint URL that is not a storage.
 
     Raises:
         MegaplanError: MP665.

@@ -1,8 +1,8 @@
-"""`--check-replicas`: the copies of each tensor on several ranks are compared bit by bit, so that a device that computes wrongly is named.
+"""`--check-replicas`: the copies of each tensor on several ranks are compared bit by bit, to find a device that computes wrong values.
 
-Data-parallel replicas, the parameters that tensor parallelism leaves whole, and their optimizer state are updated by the same numbers on
-every rank that has them. A sum of each tensor's bits differs if one bit does. What one rank alone has, such as a shard of FSDP2 without
-another replica, cannot be compared.
+Data-parallel replicas, parameters that tensor parallelism replicates, and their optimizer state get the same updates on every rank that has
+them. A sum of each tensor's bits differs if one bit does. Tensors of a single rank, such as a shard of FSDP2 without another replica,
+cannot be compared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from megarun.errors import place, refusal
 from megarun.job.job import Job
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of as many bytes as an element."""
+"""Integer dtypes by the size of an element."""
 MOST_NAMED = 8
 Sums = dict[str, tuple[str, int]]
 """The tensor's name and the sum of its bits, by the tensor's part."""
@@ -45,7 +45,8 @@ class ReplicaChecks:
     def after(self, step: int, *, saves: bool) -> None:
         """Compare after a step if a check is due, or before a save: a checkpoint that is kept has been compared.
 
-        Copies in memory are made after every step. Those of unchecked steps do not count once copies differ, so a restart repeats them.
+        Copies in memory are made after every step. Checkpoints of unchecked steps do not count once copies differ, so a restart repeats
+        these steps.
 
         Raises:
             MegaplanError: MP676 on every rank: copies differ.
@@ -70,7 +71,7 @@ class ReplicaChecks:
 
 
 def sums_of(state: Sequence[tuple[str, Pieces]]) -> Sums:
-    """The sum of the bits of each tensor of a rank, by what part of which tensor it is. One device synchronisation."""
+    """The sum of the bits of each tensor of a rank, keyed by tensor and part. One device synchronisation."""
     parts = [hashlib.sha256(f"{name} {pieces.boxes}".encode()).hexdigest()[:16] for name, pieces in state]
     sums = torch.stack([sum_of_bits(pieces.local) for _, pieces in state]).tolist() if state else []
     return {part: (name, total) for part, (name, _), total in zip(parts, state, sums, strict=True)}
@@ -83,9 +84,9 @@ def sum_of_bits(tensor: Tensor) -> Tensor:
 
 
 def differences(found: Sequence[Sums]) -> list[tuple[str, list[int], str]]:
-    """Each tensor whose copies differ: its name, the ranks to name, and what they do.
+    """Each tensor whose copies differ: its name, the ranks at fault, and the difference.
 
-    A minority is named. Without a majority, as of two copies, all ranks that have one are.
+    A minority is named. Without a majority (for example two copies), all ranks with a copy are named.
     """
     lines = []
     holders: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Launches of the kernels without a GPU: what Triton's launcher would compile for sm_90, as far as a test asks for it."""
+"""Launches of the kernels without a GPU: the part of the launcher's compilation for sm_90 that a test needs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with the types and constants that it is compiled for, and what it is called with; a source alone has no arguments."""
+    """A kernel with its compiled types and constants, and its call's arguments; a source alone has no arguments."""
 
     source: ASTSource
     options: Any
@@ -87,7 +87,7 @@ class Lost:
 
 @contextmanager
 def watched_loops(lost: set[Lost], loops: set[tuple[str, int]]) -> Iterator[None]:
-    """Context in which what the frontend's loops lose goes to `lost`, and each loop to `loops`.
+    """Context that records variables lost by the frontend's loops in `lost`, and each loop in `loops`.
 
     The frontend runs a loop's body on trial, and carries each variable whose value has changed by then. With the carried ones in place it
     runs the body again: a variable that is live before the loop, not carried, and another value at the body's end keeps its first value.

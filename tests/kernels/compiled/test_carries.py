@@ -1,4 +1,4 @@
-"""Every loop of every kernel carries what it changes: Triton's frontend drops some variables that a loop only renames, and says nothing."""
+"""Every loop of every kernel carries the variables that it changes: Triton's frontend silently drops some that a loop only renames."""
 
 import ast
 import importlib

@@ -54,7 +54,7 @@ WIDE: dict[str, dict[int, tuple[int, int]]] = {
     **{"routed_experts_gelu_5x6": {6: (1, 300)}, "route_normalize_True": {9: (1, 3000), 6: (3, 300)}, "gated_add": {7: (1, 3000)}},
     **{"rope": {10: (6, 300)}, "mla_kv": {11: (5, 300)}, "cross_entropy": {23: (23, 9000)}, "linear_cross_entropy": {12: (1, 300)}},
 }
-"""The sizes of a case that are drawn instead, each with the least and the most; those that the kernels take in both dtypes."""
+"""Drawn sizes that replace a case's, each with its minimum and maximum; kernels support them in both dtypes."""
 
 
 class Positions(int):
@@ -62,7 +62,7 @@ class Positions(int):
 
 
 def size(draw: random.Random, least: int, most: int) -> int:
-    """Few and many, and those around powers of two."""
+    """Small and large numbers, and numbers around powers of two."""
     free = round(math.exp(draw.uniform(math.log(least), math.log(most))))
     near = (1 << draw.randrange(most.bit_length())) + draw.choice([-1, 0, 1])
     return min(most, max(least, draw.choice([least, free, free, near])))
@@ -204,7 +204,7 @@ def launches_of(names: set[str], *, compiles: bool) -> Iterator[None]:
 
 @pytest.fixture
 def compiled() -> Iterator[set[str]]:
-    """The names of the kernels whose launches went through the frontend, which raises where one is not to be compiled."""
+    """The names of the kernels whose launches went through the frontend, which raises if one cannot be compiled."""
     names: set[str] = set()
     with launches_of(names, compiles=True):
         yield names

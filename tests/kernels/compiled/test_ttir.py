@@ -1,6 +1,6 @@
 """Kernels as Triton's compiler optimises them, run with numpy, against the fp64 formulas: forward and every gradient.
 
-The interpreter runs a kernel's Python instead, and does not see what the compiler makes of it.
+The interpreter runs a kernel's Python instead, and does not test the compiler's result.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ WITHOUT_KERNEL = (*(name for name in BY_NAME if name.startswith("experts_")), "g
 """Plain torch runs them on a GPU, too: the experts of rows that are sorted already, by its grouped product, and five taps."""
 FLOATS = (torch.float32, torch.bfloat16)
 KERNELS: dict[str, Kernel] = {}
-"""Translated ones, by what decides their code."""
+"""Translated modules, keyed by the values that decide their code."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def name_of(launch: Launch) -> str:
 
 
 def ratios(case: Case, num_positions: int, dtype: torch.dtype) -> dict[str, float]:
-    """Error of each output and gradient of what runs, in parts of the fp64 formula's."""
+    """Relative error of each output and gradient compared with the fp64 formula."""
     inputs = case.make(num_positions, dtype)
     wide = {
         name: value.detach().double().requires_grad_(value.requires_grad) if value.is_floating_point() else value
@@ -110,7 +110,7 @@ def test_kernels_without_products(name: str, launched: list[Launch]) -> None:
     ],
 )
 def test_experts_read_by_descriptors(activation: str, hidden: int, width: int, kernels: set[str], launched: list[Launch]) -> None:
-    """Whole tiles of 128 rows and what is left; columns that tiles and steps do not divide."""
+    """Full tiles of 128 rows and a remainder; columns that are not a multiple of tiles and steps."""
     check(routed_case(activation, hidden, width), 165, torch.bfloat16, launched)
     assert {name_of(launch) for launch in launched if "tensordesc" in str(launch.source.signature)} == kernels
 

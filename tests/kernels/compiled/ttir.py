@@ -1,6 +1,6 @@
-"""Runs the optimised TTIR of a kernel with numpy: what Triton's compiler makes of it, where the interpreter runs the Python.
+"""Runs the optimised TTIR of a kernel with numpy: the compiler's result, whereas the interpreter runs the Python.
 
-A module's text is translated into one Python function. Values of bf16 are fp32 that are rounded where the module rounds. Pointers are
+A module's text is translated into one Python function. bf16 values are stored in fp32 and rounded where the module rounds. Pointers are
 addresses of the tensors' own memory, and an access outside of the storages of the launch's tensors is an error. Sums are those of a tree.
 """
 
@@ -36,7 +36,7 @@ class Operation(NamedTuple):
 
 
 def operations(text: str) -> list[Operation]:
-    """The lines of a module as a tree. Labels of blocks are operations of their own."""
+    """The lines of a module as a tree. Labels of blocks are separate operations."""
     root: list[Operation] = []
     open_regions, current = [], root
     for line in (each.strip() for each in text.splitlines()):
@@ -91,7 +91,7 @@ class Translation:
         self.lines.append("    " * depth + line)
 
     def block(self, body: list[Operation], depth: int, ends: Callable[[list[str]], str], blocks: dict[str, list[Operation]]) -> None:
-        """The operations of a region; `ends` makes the line that takes what it yields."""
+        """The operations of a region; `ends` makes the line that receives its yielded values."""
         for each in body:
             if each.name in ("scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return"):
                 self.emit(depth, ends([python_name(name) for name in NAME.findall(each.text.partition(" : ")[0])]))
@@ -125,7 +125,7 @@ class Translation:
         return name
 
     def expression(self, each: Operation) -> str:
-        """An operation without a region: its operands in order, then what the helper of its name needs of its types and attributes."""
+        """An operation without a region: its operands in order, then the types and attributes that its helper needs."""
         dialect, _, name = each.name.partition(".")
         attributes = "".join(re.findall(r"\{.*?\}", each.text))
         head, _, types = re.sub(r" ?<?\{.*?\}>?", "", each.text).partition(" : ")
@@ -208,7 +208,7 @@ class Translation:
 
 
 def blocks_of(body: list[Operation]) -> dict[str, list[Operation]]:
-    """The blocks of a function by label; the first has none."""
+    """The blocks of a function by label; the first block has no label."""
     found: dict[str, list[Operation]] = {"": []}
     label = ""
     for each in body:

@@ -26,7 +26,7 @@ class Memory:
                 self.views.append((start, start + size, whole))
 
     def place(self, kind: str, addresses: Any) -> tuple[Any, Any]:
-        """The storage that has all these addresses, as an array of a type, and their indices in it.
+        """The storage that contains all these addresses, as an array of a type, and their indices in it.
 
         Raises:
             IndexError: None has, or an address is not one of an element.

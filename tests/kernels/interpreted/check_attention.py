@@ -120,7 +120,7 @@ def check_drawn(seed: int) -> None:
         out, lse = choice.forward(narrow)
         found = out, lse, *choice.backward(grad, narrow, out, lse, [True] * 5)
     ratios = dict(zip(("out", "lse", "q", "k", "v"), map(rms_ratio, found, expected), strict=True))
-    smallest = 0.1 * expected[-1].norm().item()  # the gradients of q and k may be zero where that of v is not
+    smallest = 0.1 * expected[-1].norm().item()  # the gradients of q and k may be zero when v's is not
     for name, index in (("q", 2), ("k", 3)):
         if expected[index].norm().item() < smallest:
             ratios[name] = (found[index].double() - expected[index]).norm().item() / smallest
@@ -171,7 +171,7 @@ def test_the_draw_covers_what_it_should() -> None:
     ],
 )
 def test_pieces_are_the_whole(num_ranks: int, window: int | None, packed: bool) -> None:
-    """Each rank's two pieces against the keys of all, where the ranks stored them."""
+    """Each rank's two pieces against all ranks' keys, read in place."""
     length = 10
     positions = 2 * num_ranks * length
     torch.manual_seed(0)
@@ -264,7 +264,7 @@ def test_pieces_that_stay_with_the_reference() -> None:
 
 @pytest.mark.parametrize("width", range(1, 257))
 def test_every_width_has_its_columns(width: int) -> None:
-    """And those that two tiles leave empty are fewer than one tile of the next power of two would."""
+    """Two tiles leave fewer columns empty than one tile of the next power of two."""
     head, rest = tiles_facts.split_width(width)
     assert head + rest >= width
     assert head + rest <= max(16, 1 << (width - 1).bit_length())

@@ -101,7 +101,7 @@ def bent(given: Attention, score: Tensor, batch: Tensor, head: Tensor, query: Te
 def independent(given: Attention, probe: Tensor) -> Tensor:
     """Softmax attention of all pairs; autograd has its gradients, and torch's own `flex_attention` the same values.
 
-    `probe` [B, H, T, T] is added to the scores: its gradient is theirs.
+    `probe` [B, H, T, T] is added to the scores, so its gradient is the scores'.
     """
     q, k, v = (each.transpose(1, 2) for each in given[:3])
     wide_k, wide_v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
@@ -116,9 +116,9 @@ def independent(given: Attention, probe: Tensor) -> Tensor:
 
 
 def check_drawn(seed: int) -> None:
-    """A gradient is compared with its size, or a tenth of that of v's where it nearly vanishes.
+    """A gradient's error is relative to its size, or to a tenth of v's gradient if it nearly vanishes.
 
-    That of relations is a sum of gradients of scores, of which those of a query cancel: it is compared with the sum of their sizes.
+    The gradient of relations is a sum of scores' gradients, which cancel within a query: its error is relative to the sum of their sizes.
     """
     draw = drawn(seed)
     given, wide = draw.of(draw.tensors), [each.double().requires_grad_() for each in draw.tensors]
@@ -155,7 +155,7 @@ def test_more_random_shapes(seed: int) -> None:
 
 
 def test_pieces_are_the_whole() -> None:
-    """Each rank's two pieces against the keys of all, where the ranks stored them, with a cap, relations and sinks."""
+    """Each rank's two pieces against all ranks' keys, read in place, with a cap, relations and sinks."""
     torch.manual_seed(0)
     length, num_ranks, cap, window = 9, 2, 1.5, 20
     positions = 2 * num_ranks * length

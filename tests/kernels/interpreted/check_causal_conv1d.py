@@ -51,7 +51,7 @@ def test_more_positions_than_a_backward_program_takes() -> None:
 
 
 def test_a_document_that_began_before_the_row() -> None:
-    """Cut in two, with the first piece's last inputs before the second, a row of documents gives what it gives whole."""
+    """Cut in two, with the first piece's last inputs before the second, a row of documents gives the uncut row's result."""
     torch.manual_seed(0)
     x, weight, grad = torch.randn(1, 12, 5, requires_grad=True), torch.randn(5, 4), torch.randn(1, 12, 5)
     starts = torch.tensor([[0, 0, 0, 3, 3, 3, 3, 3, 8, 8, 8, 8]], dtype=torch.int32)

@@ -80,7 +80,7 @@ def indexed(num_positions: int, seed: int) -> tuple[dict[str, Tensor], Tensor, T
     [(20, True, 53), *(pytest.param(*each, 140, marks=pytest.mark.slow) for each in ((None, False), (20, True)))],
 )
 def test_kernels_pass_the_choice_of_the_reference_on(window: int | None, packed: bool, num_positions: int) -> None:
-    """Bit by bit, of all that a query sees; and another layer's attention to it has the bits of the layer's own."""
+    """Bitwise, over all keys visible to a query; another layer's attention with this choice equals the layer's own bitwise."""
     inputs, cos, sin = indexed(num_positions, 3)
     starts = starts_of(2, num_positions, packed)
     numbers: dict[str, Any] = {"scale": 0.3, "top_k": 11, "loss_factor": 0.7, "eps": 1e-5}
@@ -95,7 +95,7 @@ def test_kernels_pass_the_choice_of_the_reference_on(window: int | None, packed:
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_pieces_are_the_whole(num_ranks: int) -> None:
-    """Each rank's two pieces against the keys of all, where the ranks stored them."""
+    """Each rank's two pieces against all ranks' keys, read in place."""
     length, numbers = 10, {"scale": 0.3, "top_k": 6, "loss_factor": 0.7}
     inputs, cos, sin = indexed(2 * num_ranks * length, 5)
     pieces = [(rank, 2 * num_ranks - 1 - rank) for rank in range(num_ranks)]

@@ -68,7 +68,7 @@ def inputs(given: Drawn, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def chosen(given: Drawn, seed: int) -> Tensor:
-    """Distinct experts of each token, int32 [N, k]: the first ones, or any with a chance of `spread`."""
+    """Distinct experts of each token, int32 [N, k]: the first ones, or with probability `spread` any."""
     rng = random.Random(seed)
     ranges = [given.experts if rng.random() < given.spread else given.top_k for _ in range(given.tokens)]
     return torch.tensor([rng.sample(range(count), given.top_k) for count in ranges], dtype=torch.int32)

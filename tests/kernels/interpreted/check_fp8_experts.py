@@ -1,4 +1,4 @@
-"""The kernels of experts in eight bits: copies bit by bit as plain torch's, and what is between products, in any order of programs."""
+"""The kernels of experts in eight bits: copies bitwise as plain torch's, and operations between products, in any order of programs."""
 
 from random import Random
 from typing import Any

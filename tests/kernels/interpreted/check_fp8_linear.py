@@ -1,4 +1,4 @@
-"""The kernels of eight-bit copies: the same bits as plain torch, and values of a rounding of its own, in any order of programs."""
+"""The kernels of eight-bit copies: the same bits as plain torch, and values of an independent rounding, in any order of programs."""
 
 from random import Random
 

@@ -129,7 +129,7 @@ def check_drawn(seed: int) -> None:
 
 
 def of_pieces(given: Drawn, grad: Tensor) -> list[Tensor]:
-    """Y and the gradients by the operation of pieces, each with the products before it, as views of wider rows."""
+    """y and the gradients by the operation on pieces, each with its preceding products, as views of wider rows."""
     sequences, weight, bias, starts, num_pieces = given
     length, late = grad.shape[1] // num_pieces, weight.shape[1] - 1
     here = None if starts is None else (starts - torch.arange(num_pieces, dtype=torch.int32).repeat_interleave(length) * length)

@@ -35,7 +35,7 @@ BY_NAME = {case.name: case for case in CASES if case.name.startswith("gated_delt
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SEQUENCES = ("q", "k", "v", "decay", "beta")
 SEEDS, QUICK = range(28), (9, 24)
-"""Random shapes, and those of few programs, which CI runs."""
+"""Random shapes, and shapes with few programs, which CI runs."""
 TERMS = {"dt_bias": "decay", "A_log": "decay"}
 """Whose terms a parameter's gradient sums: it may cancel except for the rounding of each."""
 
@@ -65,8 +65,8 @@ def drawn(seed: int) -> tuple[dict[str, Any], torch.dtype, int]:
     """Arguments of `gated_delta` of a random shape, fp64, the dtype, and the tile's positions in fp32.
 
     Gates are from weak to so strong that a state vanishes within a position, and in some draws both in one sequence. Nearly parallel keys
-    are drawn in fp32 alone: what a state has in their direction is overwritten at each position, so that the decay's gradient is a small
-    difference of what bf16 rounds.
+    are drawn in fp32 alone: a state's component in their direction is overwritten at each position, so the decay's gradient is a small
+    difference of bf16-rounded numbers.
     """
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     dtype = draw.choice([torch.float32, torch.bfloat16])

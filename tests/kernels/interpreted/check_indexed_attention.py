@@ -71,7 +71,7 @@ def test_shipped_tiles(name: str, dtype: torch.dtype, num_positions: int) -> Non
 
 
 class Drawn(NamedTuple):
-    """A random case: operands of one dtype, angles, and what is not a tensor."""
+    """A random case: operands of one dtype, angles, and arguments that are not tensors."""
 
     tensors: dict[str, Tensor]
     cos: Tensor
@@ -269,7 +269,7 @@ def test_of_equal_scores_the_first_keys_are_chosen() -> None:
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(("num_ranks", "window", "packed"), [(2, None, True), pytest.param(3, 20, False, marks=pytest.mark.slow)])
 def test_pieces_are_the_whole(num_ranks: int, window: int | None, packed: bool) -> None:
-    """Each rank's two pieces against the keys of all, where the ranks stored them."""
+    """Each rank's two pieces against all ranks' keys, read in place."""
     length = 10
     positions = 2 * num_ranks * length
     torch.manual_seed(0)

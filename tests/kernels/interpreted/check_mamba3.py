@@ -32,7 +32,7 @@ EACH = pytest.mark.parametrize("name", BY_NAME)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SEQUENCES = GRADIENTS[:8]
 SEEDS, QUICK = range(24), (4, 6)
-"""Random shapes, and those of few programs, which CI runs; each of the others takes some ten to thirty seconds."""
+"""Random shapes, and shapes with few programs, which CI runs; each of the others takes some ten to thirty seconds."""
 TERMS = {"dt_bias": "dt", "B_bias": "B", "C_bias": "C"}
 """The input that a parameter is added to: its gradient is a sum of that input's, which may cancel except for the rounding of each."""
 

@@ -55,7 +55,7 @@ def test_gradient_of_a_sum() -> None:
 
 
 def test_one_slot_needs_no_sum() -> None:
-    """Rows that arrived from other ranks: what is sorted goes back in the order it came."""
+    """Rows received from other ranks: sorted rows are returned in the order of arrival."""
     case = expert_case("swiglu", 6, 9)
     inputs = case.make(20, torch.float32)
     weights = inputs["weights"].reshape(-1, 1)
@@ -133,7 +133,7 @@ def test_values_of_moved_rows(name: str, dtype: torch.dtype) -> None:
 
 
 def test_rows_past_the_last_offset_are_not_read() -> None:
-    """Nor multiplied: a NaN there, times a zero, would be a NaN in an expert's gradient."""
+    """They are not multiplied either: NaN times zero would be NaN in an expert's gradient."""
     inputs = SMALL[0].make(5, torch.float32, requires_grad=False)
     rows, counts = inputs["rows"].clone(), inputs["counts"].clone()
     last = int(rows[-1])

@@ -55,7 +55,7 @@ def test_products(dtype: torch.dtype, out_dtype: torch.dtype, num_matrices: int,
 
 @contextlib.contextmanager
 def tilted_products() -> Iterator[None]:
-    """Products of tiles are wrong by a share that grows with the column, so that no tile on the diagonal is symmetric of itself."""
+    """Products of tiles are wrong by a share that grows with the column, so that no tile on the diagonal is symmetric by itself."""
     builder = type(interpreter.interpreter_builder)
     plain = builder.create_dot
 
@@ -71,7 +71,7 @@ def tilted_products() -> Iterator[None]:
 
 @pytest.mark.parametrize(("dtype", "rows"), [(FP32, 5), (FP32, 130), (BF16, 5), (BF16, 130), (BF16, 264)])
 def test_a_result_is_symmetric_whatever_the_product_of_a_tile_is(dtype: torch.dtype, rows: int) -> None:
-    """Order and width of a product's sums are those of the device, of TF32, or of the BLAS; what the kernel promises is not."""
+    """Order and precision of a product's sums depend on the device, TF32 or the BLAS; the kernel's guarantees do not."""
     torch.manual_seed(rows)
     x = torch.randn(2, rows, 24).to(dtype)
     plain, tilted, added, same = (poisoned((2, rows, rows), dtype) for _ in range(4))

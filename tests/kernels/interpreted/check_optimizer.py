@@ -33,7 +33,7 @@ def no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("average", "gradient", "update"), [(FP32, FP32, BF16), (BF16, FP32, FP32), (FP32, BF16, BF16)], ids=str)
 def test_nesterov(average: torch.dtype, gradient: torch.dtype, update: torch.dtype, layout: str) -> None:
-    """The update is that of the formula divided by the kept share; every tensor of the list is moved."""
+    """The update is the formula's divided by the kept share; every tensor of the list is moved."""
     torch.manual_seed(0)
     keep, scale = 0.95, 0.3
     momenta, gradients = ([torch.randn(shape).to(dtype) for shape in SHAPES] for dtype in (average, gradient))
@@ -70,7 +70,7 @@ def test_decayed_add(weight: torch.dtype, update: torch.dtype, layout: str) -> N
 
 
 def test_adamw_is_torchs() -> None:
-    """Three updates by scaled gradients, which stay as they are; torch's scales its own before."""
+    """Three updates by scaled gradients, which are not modified; torch's are scaled beforehand."""
     torch.manual_seed(0)
     start, scale = [torch.randn(shape) for shape in SHAPES], 0.3
     theirs = [torch.nn.Parameter(each.double()) for each in start]

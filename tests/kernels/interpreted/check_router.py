@@ -1,4 +1,4 @@
-"""The kernels of the router and of its losses, and of rows that are dispatched: against formulas of one token by autograd in fp64."""
+"""The kernels of the router, of its losses and of dispatched rows, compared with per-token formulas by autograd in fp64."""
 
 import random
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""Bytes that operations with kernels hold inside themselves, against what they state: allocations are counted, kernels do not run."""
+"""Scratch bytes of operations with kernels, compared with their stated ones: allocations are counted, kernels do not run."""
 
 import math
 from typing import Any
@@ -116,7 +116,7 @@ def test_attention_with_relations(shape: tuple[int, ...], cap: float | None, pac
 @PACKED
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_pieces_of_attention(num_ranks: int, packed: bool) -> None:
-    """The keys of all ranks are read where they are: nothing is put in order."""
+    """All ranks' keys are read in place, without reordering."""
     q, k, v = attention_inputs((2, 10, 4, 2, 24, 9), BF16)
     k, v = (each.repeat(1, num_ranks, 1, 1) for each in (k, v))
     stored = [piece for rank in range(num_ranks) for piece in (rank, 2 * num_ranks - 1 - rank)]

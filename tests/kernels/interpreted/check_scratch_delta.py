@@ -1,4 +1,4 @@
-"""Bytes that the gated delta rule's kernels hold inside themselves, against what the operation states."""
+"""Scratch bytes of the gated delta rule's kernels, compared with the stated ones."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Bytes that trapezoidal scans hold inside themselves, against what they state."""
+"""Scratch bytes of trapezoidal scans, compared with the stated ones."""
 
 from typing import Any
 

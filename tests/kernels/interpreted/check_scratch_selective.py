@@ -1,4 +1,4 @@
-"""Bytes that the selective scan's kernels hold inside themselves, against what the operation states."""
+"""Scratch bytes of the selective scan's kernels, compared with the stated ones."""
 
 from typing import Any
 

@@ -91,7 +91,7 @@ def independent(wide: list[Tensor], starts: Tensor | None) -> Tensor:
 
 
 def of_pieces(given: Drawn, grad: Tensor) -> list[Tensor]:
-    """Y and gradients by pieces, each from the state that the one before it left."""
+    """y and gradients by pieces, each from the previous piece's last state."""
     inputs, starts, save_every, num_pieces = given
     length = grad.shape[1] // num_pieces
     count, plain = -(-length // save_every), {name: strided(each) for name, each in zip(GRADIENTS, inputs, strict=True)}

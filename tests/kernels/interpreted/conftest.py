@@ -4,7 +4,7 @@
     pytest tests/kernels/interpreted --device cuda [--lines FILE]           a GPU: the compiled kernels
     TRITON_INTERPRET=1 pytest tests/kernels/interpreted --device cpu        the way of a GPU, with the interpreter in its place
 
-The interpreter needs a process of its own: triton reads the variable when it is imported. With `--device` every tensor that a check makes
+The interpreter needs its own process: triton reads the variable when it is imported. With `--device` every tensor that a check makes
 is on that device, with the values that the host's generators give, and programs run in the device's order. `--lines` appends a line of
 JSON a test.
 """
@@ -34,7 +34,7 @@ def pytest_collect_file(file_path: Path, parent: Any) -> Any:
         return None
     if interpreted is not (torch.device(device).type == "cpu"):
         raise pytest.UsageError(f"--device {device} {'without' if interpreted else 'with'} TRITON_INTERPRET=1")
-    collects = file_path.match("check_*.py") and not named  # pytest itself collects what is named
+    collects = file_path.match("check_*.py") and not named  # pytest itself collects named files
     return pytest.Module.from_parent(parent, path=file_path) if collects else None
 
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src:kernels python tests/kernels/sm90/compile.py [--write] rms_norm attention:8 ...
 
-`attention:8` compiles every eighth of its configurations, which its file NAME.py lists. A process of its own: nothing compiles where triton
+`attention:8` compiles every eighth of its configurations, which its file NAME.py lists. A separate process: nothing compiles where triton
 was imported to interpret.
 """
 

@@ -86,7 +86,7 @@ def launches() -> dict[str, Any]:
     """Programs and turns of loops of each launch at `SHAPE`; the backward's over tiles are those of all its segments."""
     segments, tiles, rows = POSITIONS // SEGMENT, SEGMENT // TILE, SEQUENCES * HEADS
     parts, heads = tiles // TILES_PER_SHARE, HEADS // MAMBA3_HEADS_PER_TABLE
-    # a program of states has one of two branches, each with loops of its own: counted here as a program of both, for half as many
+    # a program of states has one of two branches, each with its own loops: counted here as a program of both, for half as many
     counted: dict[str, tuple[int, tuple[int, ...]]] = {
         "table": (2 * SEQUENCES * segments * heads, (tiles,)),
         "turn": (2 * SEQUENCES * POSITIONS // CHAIN, ()),

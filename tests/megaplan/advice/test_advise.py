@@ -1,4 +1,4 @@
-"""Advised changes: the smallest, on as many GPUs, fastest first, and found with a fixed amount of work."""
+"""Advised changes: the smallest, on the same number of GPUs, fastest first, and found with a fixed amount of work."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Changes keep the global batch, and the number of GPUs unless they are made of more; what is not said stays as it was."""
+"""Changes keep the global batch, and the number of GPUs unless they add GPUs; other settings do not change."""
 
 from collections.abc import Callable
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Changes that make a step faster: what is promised is what an estimate of the changed job says."""
+"""Changes that make a step faster: promised numbers equal an estimate of the changed job."""
 
 import pytest
 

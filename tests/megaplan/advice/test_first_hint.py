@@ -106,7 +106,7 @@ def _moves(spec: Spec) -> Iterator[tuple[str, ...]]:
 
 
 def start(seed: int) -> dict[str, Any]:
-    """A job on a device that holds less than it needs, by a share of it; hosts take turns."""
+    """A job on a device with less memory than it needs, by a given share; hosts alternate."""
     draw = random.Random(seed)
     host = HOSTS[seed % len(HOSTS)]
     letters = "AD" if host == "torchtitan" else draw.choice(("AD", "AE", "AMD" if host == "megarun" else "MAD"))

@@ -1,4 +1,4 @@
-"""The functions take what users have, and say what the command line says."""
+"""The functions accept the command line's inputs and return its results."""
 
 import io
 import json
@@ -138,7 +138,7 @@ def test_a_schedule_of_impossible_numbers_is_a_value_error(wrong):
 
 @pytest.mark.requirement("R-21")
 def test_a_split_minimises_the_step_unless_it_is_told_otherwise(capsys, monkeypatch):
-    """The plan says so; what states an objective, has no pipeline, or runs on another host keeps its own."""
+    """The plan records it; a spec with a stated objective, without a pipeline, or for another host keeps its own."""
     open_values = values() | {"split": {"mode": "weighted"}}
     found = megaplan.split(open_values, "schedule.num_microbatches=8")
     assert (found.cuts.objective, found.plan.spec.split.objective) == ("step_time", "step_time")

@@ -114,7 +114,7 @@ def test_forward_backward_of_two_replicas_by_hand(budget_of: Callable[..., Budge
     cells = rank.cells[Phase.FORWARD_BACKWARD]
     # head and final norm have their gradients; the layer's were copied into the reduce-scatter's input and freed, its output is there
     assert cells[Column.GRADIENTS] == 4 * (1024 + 16 + 1552)
-    # input and (where a shard is whole) quotient of the reduction; layer 0 and the slot's own parameters are gathered, layer 1 no more
+    # input and (if a tensor is not sharded) quotient of the reduction; layer 0 and the slot's own parameters are gathered, layer 1 no more
     assert cells[Column.COMMUNICATION] == 4 * (2 * 1552 + 1552 + 2064)
     # layer 0: its input and normed 512 each, rstd 32, gate, up, act 1024 each; the gradient of layer 1's input 512; ids and labels 64 each
     assert cells[Column.ACTIVATIONS] == 512 + 512 + 32 + 3 * 1024 + 512 + 128

@@ -38,7 +38,7 @@ def test_the_largest_moment_is_that_of_the_walk(sizes: list[int], made: int, who
 
 @pytest.mark.parametrize("grads", ["fp32", "bf16"])
 def test_a_layer_is_cast_beside_the_gradient_of_its_input(grads: str, hybrid: Callable[..., Spec]) -> None:
-    """The first layer's cast is the largest where parameters outweigh activations; in the parameters' own dtype there is none."""
+    """The first layer's cast is the largest where parameters outweigh activations; in the parameters' own dtype there is no cast."""
     few: dict[str, Any] = {"batch.micro_batch_size": 1, "batch.seq_length": 16, "model.mlp.ffn_hidden_size": 8192, "model.features": {}}
     spec = hybrid({"mesh": {"pp": 2, "dp_shard": 2}, "precision.grads": grads, "precision.reduce": grads, **few})
     inventory = build_inventory(spec)

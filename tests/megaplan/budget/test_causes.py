@@ -1,4 +1,4 @@
-"""One test for each cause that random plans found: each fails where the cause is put back."""
+"""One test for each cause that random plans found: each fails if the cause is reintroduced."""
 
 from collections.abc import Callable
 from math import prod
@@ -53,7 +53,7 @@ def test_gpipe_still_names_its_last_output_when_it_reduces(dense: Callable[..., 
 def test_a_tied_embedding_on_one_rank_has_two_gradients_and_their_sum(
     kernels: str, copies: int, dense: Callable[..., Spec], budget_of: Callable[..., Budget]
 ) -> None:
-    """A head's gradient is a transposed view, so that the sum is a third tensor; head and loss in one operation pass on none."""
+    """A head's gradient is a transposed view, so that the sum is a third tensor; head and loss in one operation pass on no view."""
     large = {"model.hidden_size": 1024, "model.vocab_size": 65536, "model.tie_embeddings": True, "mesh.pp": 1, "mesh.dp_shard": 8}
     small = {"batch.micro_batch_size": 1, "batch.seq_length": 64, "schedule.num_microbatches": 1, "model.mlp": {"ffn_hidden_size": 64}}
     spec = dense({**large, **small, "host.kernels": kernels})
@@ -68,7 +68,7 @@ def uneven(rows: int, degree: int, row_bytes: int) -> Uneven:
 
 
 def test_adamw_s_first_step_counts_what_the_rank_holds() -> None:
-    """A rank without rows makes no moments of a matrix, and none are still to be made: neither is there anything to cast."""
+    """A rank without rows has no moments of a matrix to make, and nothing to cast."""
     short = uneven(rows=3, degree=5, row_bytes=400)
     casts = [Cast(400, 804, matrix=True, uneven=short), Cast(100, 204, matrix=False)]
     assert last_peak(casts, 0, 0).largest_bytes == 400
@@ -174,7 +174,7 @@ def test_what_exists_before_the_first_product_is_compared_without_the_workspace(
 def test_a_one_rank_mesh_fills_parameters_from_casts(
     hybrid: Callable[..., Spec], params: str, beside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cast is freed once the next one is made: two are alive before a tensor gets its storage, the last one when all have theirs.
+    """A cast is freed once the next one is made: two casts are alive before a tensor gets its moments, one when all have them.
 
     FSDP2 has such meshes where only banks are shared.
     """
@@ -195,7 +195,7 @@ def test_a_one_rank_mesh_fills_parameters_from_casts(
 
 
 def test_the_last_parameter_of_a_slot_is_fsdp2s(hybrid: Callable[..., Spec]) -> None:
-    """The head of the slot's own group; prediction depths, which stand behind it, are groups of their own."""
+    """The head of the slot's own group; prediction depths, which stand behind it, are separate groups."""
     spec = hybrid({"model.features": {"mtp": {"depth": 2, "ffn_hidden_size": 64}}, "mesh": {"dp_shard": 2}})
     inventory = build_inventory(spec)
     (only,) = slot_chunks(spec, inventory, build_layout(spec, inventory, [(0, 10)]))

@@ -34,7 +34,7 @@ def kind(draw: random.Random, base: BlockStorage) -> BlockStorage:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_layers_of_one_kind_are_as_layers_one_by_one(seed: int) -> None:
-    """Only the last layer of a kind is looked into; equal layers that are values of their own are all looked into."""
+    """Only the last layer of a kind is examined; equal layers that are separate objects are all examined."""
     draw, spec = random.Random(seed), load_spec(str(SPEC), ()).spec
     base = block_storage(storage_sizes(spec), build_inventory(spec).layers[0])
     kinds = [kind(draw, base) for _ in range(draw.randrange(1, 4))]

@@ -97,7 +97,7 @@ def test_the_choice_of_linears_decides_what_is_kept() -> None:
 
 
 def test_frozen_parameters_cost_no_weight_gradients() -> None:
-    """FLOPs of weight gradients are those of adapters: of each three times 2 · rank · (in + out), a third of them for the gradients."""
+    """Only adapters have FLOPs of weight gradients: each has three times 2 · rank · (in + out), a third of them for the gradients."""
     spec, inventory = made()
     base = spec.model_copy(update={"lora": None})
     adapted, trained = model_costs(spec, inventory), model_costs(base, build_inventory(base))
@@ -109,6 +109,6 @@ def test_frozen_parameters_cost_no_weight_gradients() -> None:
 
 
 def test_a_plan_without_the_section_has_no_key_of_it() -> None:
-    """So that no digest of an older plan moves."""
+    """So older plans keep their digests."""
     spec = Spec.model_validate({key: value for key, value in BASE.items() if key != "lora"})
     assert "lora" not in spec.as_document()

@@ -14,7 +14,7 @@ C = Column
 PARAMS = (C.REPLICATED_PARAMS, C.TENSOR_PARALLEL_PARAMS, C.EXPERT_PARALLEL_PARAMS)
 STATES = (*PARAMS, C.MATRIX_OPTIMIZER, C.OTHER_OPTIMIZER)
 
-# change -> (columns that must grow, columns that must shrink, columns that must stay); what is in none may do either
+# change -> (columns that must grow, columns that must shrink, columns that must stay); other columns may do either
 CASES: dict[str, tuple[dict[str, Any], tuple[Column, ...], tuple[Column, ...], tuple[Column, ...]]] = {
     "micro-batch": ({"batch.micro_batch_size": 4}, (C.ACTIVATIONS, C.ROUTING, C.FEATURE_ACTIVATIONS), (), STATES),
     "sequence": ({"batch.seq_length": 128}, (C.ACTIVATIONS, C.ROUTING), (), STATES),

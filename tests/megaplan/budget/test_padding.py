@@ -1,4 +1,4 @@
-"""Shards of more ranks than a tensor has rows: banks do not pad, and what still does is said."""
+"""Shards of more ranks than a tensor has rows: banks have no padding, and remaining padding is reported."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ PLANS = Path(__file__).parents[3] / "plans"
 
 
 def planned(name: str, *overrides: str) -> tuple[Spec, Inventory, Layout]:
-    """A shipped spec with values changed, cut as it asks."""
+    """A shipped spec with changed values, with its own mode of cuts."""
     spec = load_spec(str(PLANS / f"{name}.yaml"), overrides).spec
     inventory = build_inventory(spec)
     return spec, inventory, build_layout(spec, inventory, choose_cuts(spec, inventory).spans)

@@ -1,4 +1,4 @@
-"""Reserved memory: beside the measured runs, over random plans, and what each cause adds."""
+"""Reserved memory: compared with measured runs, over random plans, and the part of each cause."""
 
 from collections.abc import Callable
 from functools import cache
@@ -28,7 +28,7 @@ def measured() -> tuple[ReservedRow, ...]:
 
 
 def test_estimates_of_the_measured_runs() -> None:
-    """The model is within 4 % of what was reserved without expandable segments, 8 % for the 2.1 B hybrid; within 3 % with them."""
+    """The model is within 4 % of reserved memory without expandable segments, 8 % for the 2.1 B hybrid; within 3 % with them."""
     last = [row for row in measured() if row.phase is Phase.OPTIMIZER]
     assert [row.expandable_segments for row in last].count(True) == 1
     assert len(last) == 7
@@ -57,7 +57,7 @@ def test_the_table_has_a_line_a_run() -> None:
 
 
 def test_reserved_is_at_least_allocated_and_never_falls() -> None:
-    """Over random plans of megarun, in both settings: with what lies in other pools, growing segments reserve the less."""
+    """Over random plans of megarun, in both settings: other pools included, expandable segments reserve less."""
     found = 0
     for seed in range(150):
         document = draw(seed)
@@ -135,7 +135,7 @@ def test_outputs_that_are_added_to_shards_have_a_pool(budget_of: Callable[..., B
 def test_requests_that_find_no_place_grow_the_pool(budget_of: Callable[..., Budget], monkeypatch: pytest.MonkeyPatch) -> None:
     """Little lies free when a backward ends if all layers are recomputed, and the last reduction's input, 3.9 GiB, grows the pool.
 
-    A rank that has its parameters whole reduces nothing.
+    A rank with unsharded parameters reduces nothing.
     """
     assert _overhead(budget_of, mesh={}, recompute={"default": "full"}) < GIB
     monkeypatch.setattr(Spec, "has_whole_state", False)

@@ -1,4 +1,4 @@
-"""Serving, routing's two readings, what fits and what to cut."""
+"""Serving, routing's two cases, the verdict and the columns to reduce."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The model that is served, by rank: what each axis divides, what ranks hold twice, and what sequences share."""
+"""The served model by rank: tensors that each axis shards, replicated tensors, and caches that sequences share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -71,7 +71,7 @@ def test_a_tied_head_is_a_copy_on_the_last_stage(hybrid: Callable[..., Spec]) ->
 
 
 def test_experts_are_distributed_or_share_their_width(nam56r: Callable[..., Spec]) -> None:
-    """Whatever of 4 ranks divides an expert bank, each has a quarter of it."""
+    """Whichever axis of 4 ranks shards an expert bank, each rank has a quarter of it."""
     spec = nam56r()
     bank = sum(
         size

@@ -1,4 +1,4 @@
-"""Side embeddings that prediction modules add too: copies on the last stage, and what a module keeps of them."""
+"""Side embeddings that prediction modules add too: copies on the last stage, and their tensors saved by a module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks under a split backward: what waits for W, and what that costs."""
+"""Blocks under a split backward: tensors that wait for W, and their memory."""
 
 from collections.abc import Callable
 
@@ -74,7 +74,7 @@ def test_w_keeps_an_input_of_the_chunk_alive_and_no_receive_buffer() -> None:
 
 
 def test_what_a_later_norm_keeps_of_a_recomputed_region_is_kept() -> None:
-    """`torch.utils.checkpoint` drops what its function saved, not what others save of its result; a region with the norm drops both."""
+    """`torch.utils.checkpoint` drops tensors that its function saved, not its result saved by others; a region with the norm drops both."""
     ops = (
         Op("experts", ("x",), ("made",), keeps=("x",)),
         norm("post_norm", "made", "normed", "rstd", "norm.weight"),
@@ -87,7 +87,7 @@ def test_what_a_later_norm_keeps_of_a_recomputed_region_is_kept() -> None:
 
 
 def test_waiting_costs_less_than_being_in_flight(hybrid: Hybrid, budget_of: Build) -> None:
-    """ZB-H1 beside 1F1B with as many microbatches in flight: more activations on the last rank, where weight gradients wait."""
+    """ZB-H1 compared with 1F1B with the same microbatches in flight: more activations on the last rank, where weight gradients wait."""
     budgets = [budget_of(hybrid({"mesh": {"pp": 4}, "schedule": {"kind": kind, "num_microbatches": 8}})) for kind in ("1f1b", ZERO_BUBBLE)]
     plain, split = (next(rank for rank in budget.ranks if 3 in rank.ranks).cells[Phase.FORWARD_BACKWARD] for budget in budgets)
     assert split[Column.ACTIVATIONS] > plain[Column.ACTIVATIONS]

@@ -1,4 +1,4 @@
-"""A chunk whose backward is split, compared with whole backwards: gradients come in two parts, and what waits for W is alive."""
+"""A chunk whose backward is split, compared with unsplit ones: gradients come in two parts, and tensors that wait for W are alive."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_i_leaves_what_waits_and_w_what_it_makes(split_chunks: list[SplitBackwar
 
 
 def test_the_running_microbatch_is_counted_once(split_chunks: list[SplitBackwardChunk]) -> None:
-    """Alone it is all there is, except for what its chunk has gathered; each more adds what it keeps."""
+    """Alone it accounts for all bytes except its chunk's gathered parameters; each further one adds its saved tensors."""
     for chunk in split_chunks:
         none = RankState(FORWARD, 0, (0,), (0,), 0, 0, False, (BACKWARDED,), (True,))
         for kind, name in ((FORWARD, "in_flight"), (INPUT, "in_flight"), (BACKWARD, "in_flight"), (WEIGHT, "waiting")):
@@ -106,7 +106,7 @@ def test_a_first_layer_is_gathered_before_the_libraries_have_a_workspace(hybrid:
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_w_of_a_v_keeps_the_input_that_its_linears_read(hybrid: Callable[..., Spec], placement: str) -> None:
-    """Behind a norm they read what the block itself makes. The slots of the last rank are 1 and 2; of slot 1 the input is received."""
+    """After a norm they read a tensor of the block itself. The slots of the last rank are 1 and 2; of slot 1 the input is received."""
     mesh = {"mesh": {"pp": 2, "vpp": 2, "tp": 2}, "schedule": {"kind": "zbv", "num_microbatches": 8}}
     spec = hybrid({**mesh, **MANY_TOKENS, **DENSE, "model.norm_placement": placement, "model.features": {}})
     inventory = build_inventory(spec)

@@ -1,4 +1,4 @@
-"""The peak of a step is the largest of all its points: what is passed over could not be it, and cells are the whole."""
+"""The peak of a step is the largest of all its points: skipped points could not be the peak, and cells sum to the total."""
 
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -56,9 +56,9 @@ def test_nothing_larger_is_passed_over(
     budget_of: Callable[..., Budget],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The bound holds for every forward and reduction of every rank, where a reduction is the largest (a wide MLP, one short row) too.
+    """The bound holds for every forward and reduction of every rank, also if a reduction is the largest point (a wide MLP, one short row).
 
-    The cells of every point, not only of the largest, sum to what is alive, and none is negative.
+    The cells of every point, not only of the largest, sum to the live bytes, and none is negative.
     """
     found, checked = step.step_peak, []
 
@@ -98,7 +98,7 @@ def test_every_microbatch_adds_its_rounding(
     budget_of: Callable[..., Budget],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One microbatch more of a chunk, in flight or waiting for W, adds what the allocator rounds up, the same each time."""
+    """Each further microbatch of a chunk, in flight or waiting for W, adds the same rounded-up bytes."""
     found, checked = step.step_peak, {"in_flight": 0, "waiting": 0}
 
     def checking(chunks: Sequence[Chunk], points: Sequence[RankState], held: step.HeldBySchedule, workspace: int) -> step.StepPeak:
@@ -167,7 +167,7 @@ def test_the_next_layer_s_gather_is_in_flight_only_where_it_is_gathered_ahead(pa
 
 @pytest.mark.parametrize("mesh", [{"pp": 2, "dp_shard": 2}, {"dp_shard": 2, "ep": 2}], ids=str)
 def test_blocks_keep_a_segment_for_every_setting(mesh: dict[str, int], hybrid: Callable[..., Spec]) -> None:
-    """Chunks that share blocks, as those of a search do, have the peaks of chunks whose blocks have no segments yet."""
+    """Chunks that share blocks, as in a search, have the same peaks as chunks whose blocks have no cached segments."""
     spec = hybrid({"mesh": mesh, "model.features": {}, "batch.micro_batch_size": 1, "batch.seq_length": 16})
     inventory = build_inventory(spec)
     spans = [(0, 5), (5, 10)] if "pp" in mesh else [(0, 10)]

@@ -1,4 +1,4 @@
-"""A stated encoder and its projection: bytes by hand, and properties of what a stage holds, computes and takes."""
+"""A stated encoder and its projection: bytes by hand, and properties of a stage's memory, work and time."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_is_trained_never_takes_fewer_bytes(pp: int) -> None:
 
 
 def test_recompute_of_towers_keeps_less_and_computes_more() -> None:
-    """Many images, so that what is kept decides the peak."""
+    """Many images, so that saved tensors decide the peak."""
     batch = {"micro_batch_size": 8, "seq_length": 64, "images": 8}
     peaks = [rank(recompute={"towers": policy}, batch=batch).cells[Phase.FORWARD_BACKWARD] for policy in ("none", "selective", "full")]
     activations = [cells[Column.ACTIVATIONS] for cells in peaks]

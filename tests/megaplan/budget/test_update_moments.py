@@ -1,4 +1,4 @@
-"""The reported place of a rank at the peak of each phase agrees with the job, and is the largest of what it could be."""
+"""The reported place of a rank at the peak of each phase agrees with the job, and is the largest of all candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One data rank has no FSDP2: copies only of what is stored in another dtype, and gradients without buffers of a reduction."""
+"""One data rank has no FSDP2: copies only of tensors stored in another dtype, and gradients without buffers of a reduction."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ def test_others_have_one_copy_each(hybrid: Callable[..., Spec], budget_of: Calla
 
 
 def test_a_second_rank_brings_fsdp2_back(hybrid: Callable[..., Spec]) -> None:
-    """Replicas and shards of banks, too: then what is summed needs a reduction."""
+    """The same with replicas and shards of banks, whose sums need a reduction."""
     alone = {"pp": 2, "tp": 2, "cp": 2, "ep": 4}
     assert hybrid({"mesh": alone, "model.features": {}}).has_whole_state
     for mesh in ({"dp_shard": 2}, {"dp_replicate": 2}, {**alone, "ep": 2}):

@@ -1,4 +1,4 @@
-"""The promise of MP501 is what the command with its first hint appended prints, and it fits."""
+"""The command with MP501's first hint appended prints the promised numbers, and fits."""
 
 import json
 import re

@@ -48,7 +48,7 @@ def test_one_step_moves_the_share_part_of_the_way_and_narrows_it(megaplan, measu
 
 
 def test_the_residual_is_said_by_term(megaplan, measured, here):
-    """Each term says what it would have to be multiplied by to explain the rest of the error alone."""
+    """Each term has the factor that alone would explain the rest of the error."""
     measured(0.55, (1,))
     found = calibrated(megaplan)
     (row,), seconds = found["rows"], json.loads((here / "rows.json").read_text())[0]["step_seconds"]
@@ -101,7 +101,7 @@ def run_of(here, megaplan, seconds, *values) -> None:
 
 
 def test_a_run_of_megarun_is_its_median_step_under_its_plan(megaplan, here):
-    """The first step does not count, nor the time for reading; with the share that the run had, the estimate is the measured step."""
+    """The first step does not count, nor the time for reading; with the run's share, the estimate equals the measured step."""
     values = ("precision.params=bf16", "batch.seq_length=4096", "model.hidden_size=4096", "model.num_layers=10")
     words = [word for value in values for word in ("--set", value)]
     slow = json.loads(megaplan("estimate", "plans/tiny-hybrid-pp2.yaml", *words, "--set", "device.reached={bf16: 0.4}", "--json").out)

@@ -1,4 +1,4 @@
-"""Help texts: every command has examples, and each of them is a command line that the program takes."""
+"""Help texts: every command has examples, and each is a valid command line."""
 
 from __future__ import annotations
 

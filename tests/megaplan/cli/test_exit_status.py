@@ -1,4 +1,4 @@
-"""Exit statuses: 0 yes, 1 no, 2 an error, 3 a condition of --fail-on; and what may never happen."""
+"""Exit statuses: 0 yes, 1 no, 2 an error, 3 a condition of --fail-on; and forbidden ones."""
 
 import io
 import json

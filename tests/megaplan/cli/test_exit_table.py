@@ -1,4 +1,4 @@
-"""The table of exit statuses in the docs is that of the code."""
+"""The table of exit statuses in the docs matches the code."""
 
 import re
 import signal

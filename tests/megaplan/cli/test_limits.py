@@ -1,4 +1,4 @@
-"""Limits of the process are errors of their own, with the limit and its remedy; absurd sizes end after seconds."""
+"""Limits of the process are separate errors, with the limit and its remedy; absurd sizes end after seconds."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def test_each_limit_has_its_value_and_its_remedy(error: Exception, detail: str, 
 
 
 def test_the_limit_behind_an_error_is_found() -> None:
-    """A refusal may hide what raised it, and another rank may have failed."""
+    """A refusal may hide its cause, and another rank may have failed."""
     for hiding in (refuse("MP101", "x"), ValueError("x")):
         hiding.__context__ = OSError(errno.EMFILE, "Too many open files")  # as `raise … from None` leaves it
         assert limit_reached(hiding) is not None

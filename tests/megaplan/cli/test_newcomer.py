@@ -88,7 +88,7 @@ def test_what_a_change_states_is_kept_by_the_quick_search(change: str, folder: P
     assert (found.spec.mesh.world_size, found.spec.global_batch_size) == (8, 64)
     (note,) = (each for each in found.read_diagnostics if each.code == "MP824")
     words = shlex.split(note.hints[0])
-    assert change in words  # with --fix where a search would decide it
+    assert change in words  # with --fix if a search would decide it
     pasted = [word for word in shlex.split(note.hints[1]) if word != "--set"]
     assert megaplan.estimate("model", change, *pasted).job.spec == found.spec
 

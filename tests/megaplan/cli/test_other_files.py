@@ -1,4 +1,4 @@
-"""Files of other programs where a spec is read: one error that says what the file is and what to do."""
+"""Files of other programs given as a spec: one error that names the kind of file and the fix."""
 
 from __future__ import annotations
 

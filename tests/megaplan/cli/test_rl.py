@@ -1,4 +1,4 @@
-"""`megaplan rl`: numbers that follow from each other, the schema, the search, and what other commands make of the section."""
+"""`megaplan rl`: numbers that follow from each other, the schema, the search, and other commands' use of the section."""
 
 import json
 import re

@@ -13,7 +13,7 @@ ROWS = yaml.safe_load((ROOT / "docs/reference/rows.yaml").read_text())
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["row"] for row in ROWS])
 def test_a_row_answers_as_written(row, megaplan):
-    """A row that has come to be trained, planned or refused otherwise fails, so that the page is changed with it."""
+    """A row whose training, planning or refusal has changed fails, so that the page is updated with it."""
     program, *words = shlex.split(row["command"])
     ran = megaplan(*words)
     found = set(re.findall(r"\[(MP\d+)\]", ran.out + ran.err))

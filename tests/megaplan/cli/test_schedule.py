@@ -1,4 +1,4 @@
-"""`megaplan schedule`: one document, one file torch loads, one drawing; and what it refuses."""
+"""`megaplan schedule`: one document, one file torch loads, one drawing; and its refusals."""
 
 import csv
 import io

@@ -28,7 +28,7 @@ def test_a_hint_for_an_unknown_device_is_the_same_option(megaplan, command, name
 
 @pytest.mark.parametrize("value", ["4090", "1e5", "true", "2026"])
 def test_a_hint_with_quotes_survives_the_shell(megaplan, value):
-    """The value stays a text after the shell has read the hint, and only then is it no device."""
+    """After the shell has parsed the hint, the value is still a text, which is no device."""
     (hint,) = hints(megaplan("estimate", SPEC, "--set", f"device.name={value}").err)
     again = megaplan("estimate", SPEC, *shlex.split(hint))
     assert "MP504" in again.err

@@ -58,7 +58,7 @@ def test_host_megarun_has_a_wide_interval_that_says_uncalibrated(megaplan, words
 
 
 def test_a_search_s_row_is_an_estimate_of_its_plan(megaplan):
-    """One statement of megarun's step: what a search says of a row, an estimate, a split and a diff say of its plan."""
+    """megarun's step is consistent: a search's row, and estimate, split and diff of its plan, state the same."""
     found = json.loads(megaplan("search", "plans/tiny-hybrid-pp2.yaml", "--devices", "4", "--top", "2", "-o", "rows", "--json").out)
     for row in found["best"]:
         time = time_of(megaplan("estimate", row["plan"], "--json"))
@@ -124,7 +124,7 @@ def test_steps_of_which_one_alone_has_measured_launches_are_not_compared_without
 
 
 def test_texts_say_what_pairs_in_turns_hide(megaplan):
-    """Estimate, its explanation, and a diff with the plan of pairs in sequence, which says nothing of turns by itself."""
+    """Estimate, its explanation, and a diff with the plan of pairs in sequence, which alone does not mention turns."""
     attention = "attention: {kind: gqa, num_heads: 16, num_kv_heads: 4, head_dim: 128}"
     experts = "moe: {num_experts: 64, top_k: 8, ffn_hidden_size: 1408, activation: swiglu}"
     model = f"{{pattern: AE, num_layers: 16, hidden_size: 2048, vocab_size: 32768, {attention}, {experts}}}"

@@ -1,4 +1,4 @@
-"""Outputs that cannot be written: messages never end a command, an answer that is lost is an error of its own."""
+"""Outputs that cannot be written: lost messages never end a command, a lost answer is a separate error."""
 
 import errno
 import io

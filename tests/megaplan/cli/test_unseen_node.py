@@ -103,7 +103,7 @@ def test_a_factor_moves_every_step_of_its_host_alone(megaplan, here, unseen):
 
 
 def test_search_prices_a_factor_as_an_estimate_does():
-    """The bound stays below the step, and the step is that of an estimate."""
+    """The bound is below the step, and the step equals an estimate's."""
     for factor in (None, 0.5, 2.0):
         spec = specs.spec_of(rows()[0])
         spec = spec.model_copy(update={"device": spec.device.model_copy(update={"step_factor": factor})})

@@ -1,4 +1,4 @@
-"""MP480: what the argument parser refuses, in the parser's words without those of the library below it."""
+"""MP480: refusals of the argument parser, in its own words without the underlying library's."""
 
 from __future__ import annotations
 

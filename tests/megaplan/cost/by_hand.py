@@ -1,4 +1,4 @@
-"""Times by hand: the roofline at half the peaks, and what products and elementwise passes move."""
+"""Times by hand: the roofline at half the peaks, and bytes of products and elementwise passes."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def times_of() -> Times:
 
 @pytest.fixture(scope="module")
 def one_kernel_an_op() -> Iterator[None]:
-    """Every op runs as one ideal kernel: what plain torch takes is `test_plain.py`'s, and what several kernels take `test_kernels.py`'s."""
+    """Every op runs as one ideal kernel: plain torch is tested in `test_plain.py`, several kernels in `test_kernels.py`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost_times._Timer, "_passes", lambda _, ops: [cost_times._Passes(op, None, None, None) for op in ops])
         yield

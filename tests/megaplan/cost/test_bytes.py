@@ -89,7 +89,7 @@ ROOFLINES = {  # bytes per token in bf16, forward and backward, operand by opera
         2 * 64 * ((2 + 1) + (2 + 1)) + 2 * 3 * (64 + 8) + 2 * 8 * 4,
     ),
     "routing_in_place_on_two_ranks": (
-        # rows are sent and come back as ever, and are sorted nowhere
+        # rows are sent and returned as usual, without a sort
         total(routing(BF16._replace(gathers=True, ep=2), MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
         total(routing(BF16, MixtureOfExperts(num_experts=8, top_k=2, ffn_hidden_size=1), 64)).moved,
     ),
@@ -139,7 +139,7 @@ def test_a_family_s_own_precision_changes_its_bytes_only() -> None:
 
 
 def test_layers_of_the_same_make_share_one_cost() -> None:
-    """52 layers, five objects: what a partitioner compares is cheap to hold."""
+    """52 layers share five objects, which are cheap to hold and to compare."""
     costs = costs_of(flagship())
     assert len(costs.layers) == 52
     assert len({id(cost) for cost in costs.layers}) == 5

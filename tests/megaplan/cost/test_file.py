@@ -1,4 +1,4 @@
-"""Costs files: what is written is read back, and every way in which a file can be wrong has its one diagnostic."""
+"""Costs files: written files are read back, and every kind of error has one diagnostic."""
 
 from __future__ import annotations
 

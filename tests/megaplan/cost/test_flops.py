@@ -75,7 +75,7 @@ LATENT = {
 @pytest.mark.requirement("R-15")
 @pytest.mark.parametrize("attention", [GROUPED, LATENT], ids=["grouped", "latent"])
 def test_a_window_counts_on_the_layers_that_have_it(attention: dict[str, object]) -> None:
-    """Layers are counted by global index: one layer without it costs what it does where no layer has one."""
+    """Layers are counted by global index: one layer without it has the cost that it has if no layer has one."""
     costs = []
     for more in ({}, {"window_size": 5}, {"window_size": 5, "full_layers": [2]}, {"windows": [{"size": 5, "layers": [1]}]}):
         model = {"pattern": "AA", "num_layers": 4, "hidden_size": 32, "vocab_size": 64, "attention": attention | more}
@@ -285,7 +285,7 @@ def test_head_and_loss_in_one_make_the_logits_twice() -> None:
 
 
 def test_every_formula_s_example_is_what_the_model_computes() -> None:
-    """Each example's arithmetic holds, and its value is what the code gives for the same sizes."""
+    """Each example's arithmetic holds, and its value equals the code's for the same sizes."""
     evaluated: dict[str, int] = {}
     for name, formula in FORMULAS.items():
         left, right = formula.example.split(" = ")

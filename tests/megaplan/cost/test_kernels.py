@@ -1,4 +1,4 @@
-"""Operations that several kernels run take what their intermediates, repeated products and launches take."""
+"""Operations of several kernels have the time of their intermediates, repeated products and launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of kept tensors to host memory are in the step where the layer after them is shorter (`host.activation_offload`)."""
+"""Copies of saved tensors to host memory lengthen the step if the next layer is shorter (`host.activation_offload`)."""
 
 from __future__ import annotations
 

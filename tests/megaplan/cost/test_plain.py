@@ -1,4 +1,4 @@
-"""Operations that megarun runs as plain torch take what their intermediates, launches and fp32 products take."""
+"""Operations that megarun runs as plain torch have the time of their intermediates, launches and fp32 products."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_attention_core_by_hand(make_spec):
 
 
 def test_wider_keys_are_added_in_every_block(make_spec):
-    """Backward reads and writes the gradients of a block's keys and values: bytes a score grow with widths, beside what rows move once."""
+    """Backward reads and writes the gradients of a block's keys and values: bytes per score grow with widths."""
 
     def by_score(width: int) -> float:
         attention = {"kind": "gqa", "num_heads": 16, "num_kv_heads": 16, "head_dim": width}

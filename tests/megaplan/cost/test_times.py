@@ -1,4 +1,4 @@
-"""Times by hand, one layer a family, and of what stands outside layers."""
+"""Times by hand: one layer per family, and parts outside the layers."""
 
 from __future__ import annotations
 

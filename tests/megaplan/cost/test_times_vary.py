@@ -119,7 +119,7 @@ def recompute(letter: str, policy: str) -> dict[str, object]:
     ],
 )
 def test_recompute_raises_the_input_part_alone(times_of, letter, policy):
-    """F and W stay; I grows by what runs again; the model's last layer and everything else stay as they are."""
+    """F and W stay; I grows by recomputation; the model's last layer and everything else do not change."""
     base = times_of(letter, num_layers=3, device=HALF_SPEED)
     again = times_of(letter, num_layers=3, **recompute(letter, policy))
     assert again.layers[0] == again.layers[1]

@@ -1,4 +1,4 @@
-"""Transfers by what they must obey: every width moves its own bytes, and an exchange sends what a walk over its ranks counts."""
+"""Transfers by their invariants: every width moves its own bytes, and an exchange sends the bytes counted rank by rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gathered(spec: Spec, group: RankGroup, elements: int) -> int:
 
 
 def assert_gathered(make_spec, axis: str, key: str, more: int, per_token: int) -> None:
-    """So much wider a key of MLA, so much more is gathered a token over two ranks: once in forward, and twice in backward."""
+    """A wider MLA key is gathered per token over two ranks: once in forward, and twice in backward."""
     one, other = (
         make_spec("A", model={"attention": {**MLA, key: MLA[key] + extra}}, mesh={axis: 2}, device=NO_LATENCY) for extra in (0, more)
     )
@@ -146,7 +146,7 @@ def test_a_boundary_is_one_microbatch_s_stream(make_spec, per_node):
 
 
 def test_a_boundary_carries_the_values_that_layers_behind_read(make_spec):
-    """A tensor rank's heads of all tokens, in addition to its share of the stream; the widest of a layout's boundaries is that of all."""
+    """A tensor rank's heads of all tokens, in addition to its share of the stream; the widest boundary of a layout counts for all."""
     heads = {"kind": "gqa", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
     attention = heads | {"shared_keys": [{"source": 1, "layers": [3]}]}
     spec = make_spec("AAAAA", mesh={"pp": 2, "tp": 2}, schedule={"num_microbatches": 2}, model={"attention": attention})

@@ -63,7 +63,7 @@ def drawn(random: Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_legs_are_parts_of_the_same_passes(make_spec: Any, seed: int) -> None:
-    """Layers take as long as without turns; each exchange of rows is a leg's end, and only E layers have any."""
+    """Layers take the same time as without turns; each exchange of rows is a leg's end, and only E layers have any."""
     sections = drawn(Random(seed))
     spec, plain = (turning(make_spec, turns=turns, **sections) for turns in (True, False))
     inventory = build_inventory(spec)

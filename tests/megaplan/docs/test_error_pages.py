@@ -97,7 +97,7 @@ def test_letters_and_limits_are_those_of_the_registries() -> None:
 
 @pytest.mark.skipif(not SOURCES[0].is_dir(), reason="needs the sources")
 def test_the_site_fills_placeholders() -> None:
-    """The hook of mkdocs does; pages of other folders keep what they write in braces."""
+    """The hook of mkdocs does; pages of other folders keep their text in braces."""
     found = importlib.util.spec_from_file_location("docs_site", ROOT / "scripts/docs_site.py")
     assert found is not None
     assert found.loader is not None

@@ -1,4 +1,4 @@
-"""The notebook of the docs: its cells run, and its stored outputs are what they give."""
+"""The notebook of the docs: its cells run, and its stored outputs match."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The Python of the pages runs; a comment below a call of `print` is what it prints."""
+"""The Python of the pages runs; a comment below a call of `print` matches its output."""
 
 from __future__ import annotations
 

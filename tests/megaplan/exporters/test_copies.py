@@ -1,4 +1,4 @@
-"""Copies of everything on every data rank: what each export writes of `sharding.mode: ddp`, and what it reports as lost."""
+"""Copies of everything on every data rank: the text of each export for `sharding.mode: ddp`, and its reported losses."""
 
 import json
 from collections.abc import Callable

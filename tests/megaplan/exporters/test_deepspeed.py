@@ -1,4 +1,4 @@
-"""Settings that DeepSpeed cannot express are reported where the plan asks for them, and nowhere else."""
+"""Settings that DeepSpeed cannot express are reported only if the plan uses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megaplan.exporters.values import Source
 def test_zero_under_a_pipeline_keeps_parameters_whole(
     pp: int, reshard: str, stage: int, told: bool, source_of: Callable[..., Source]
 ) -> None:
-    """ZeRO 2 and 3 are there without a pipeline; with one, only what would be freed after forward is lost."""
+    """ZeRO 2 and 3 are written without a pipeline; with one, only freeing after forward is lost."""
     sizes = [f"mesh.pp={pp}", "mesh.dp_shard=8", f"sharding.reshard_after_forward={reshard}", "schedule.num_microbatches=4"]
     found = export_deepspeed(source_of(*sizes))
     assert json.loads(found.text)["zero_optimization"]["stage"] == stage

@@ -80,7 +80,7 @@ def exported(host: str, text: str, *overrides: str) -> Exported:
 
 
 def silent(host: str, text: str, changes: Sequence[str]) -> list[str]:
-    """Changes that neither the file nor the losses show; what stands before `>>` is given on both sides."""
+    """Changes that neither the file nor the losses show; settings before `>>` are given on both sides."""
     found = []
     for change in changes:
         before, _, after = change.rpartition(">>")

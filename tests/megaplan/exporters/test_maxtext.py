@@ -1,4 +1,4 @@
-"""Degrees and batches of a MaxText file are those of the spec, whatever they are called there."""
+"""Degrees and batches of a MaxText file match the spec's, under MaxText's names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def exported(spec: Spec) -> tuple[dict[str, object], set[str]]:
 @pytest.mark.parametrize("overrides", MESHES, ids=" ".join)
 @pytest.mark.parametrize("schedule", [(8, 1), (4, 3)])
 def test_its_axes_hold_every_device_and_its_batch_every_sequence(overrides: tuple[str, ...], schedule: tuple[int, int]) -> None:
-    """Expert ranks are data ranks here and an axis of their own there; a device's batch is that of a whole schedule step."""
+    """Expert ranks are data ranks here and their own axis there; a device's batch is for a complete schedule step."""
     sizes = (f"schedule.num_microbatches={schedule[0]}", f"schedule.steps_per_update={schedule[1]}", "batch.micro_batch_size=2")
     spec = load_spec(str(PLANS / "mixtral-8x7b.yaml"), ["split.mode=equal", *overrides, *sizes]).spec
     found, _ = exported(spec)

@@ -1,4 +1,4 @@
-"""Linear attention, short convolution and Mamba-1: tensors, what a block keeps, and FLOPs, counted by hand."""
+"""Linear attention, short convolution and Mamba-1: tensors, a block's saved tensors, and FLOPs, counted by hand."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ TOKENS, STREAM = B * T, B * T * H * 2
 
 
 def test_what_a_gated_delta_net_keeps() -> None:
-    """Inputs of the convolutions and of the delta rule once each, a state every 32 positions, what the norm and the output read."""
+    """Inputs of the convolutions and of the delta rule once each, a state every 32 positions, the inputs of the norm and the output."""
     keys, values, heads = 2 * 6, 4 * 10, 4
     wide = {
         "qk_proj": 2 * keys, "qk": 2 * keys, "v_proj": values, "v": values, "y": values, "gate": values, "gated": values, "beta": heads,
@@ -93,7 +93,7 @@ def test_what_a_gated_delta_net_keeps() -> None:
 
 
 def test_what_selective_recompute_keeps_of_a_gated_delta_net() -> None:
-    """Projections and convolutions run again; what the delta rule and the norm made stays."""
+    """Projections and convolutions run again; the results of the delta rule and the norm are saved."""
     whole = kept(spec_of("G", {"linear_attention": GATED}))
     again = kept(spec_of("G", {"linear_attention": GATED}, recompute={"default": "selective"}))
     assert set(whole) - set(again) == {"qk_proj", "qk", "v_proj", "v", "gate", "beta", "decay"}

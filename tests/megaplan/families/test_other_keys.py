@@ -1,4 +1,4 @@
-"""Lightning attention, blocks of keys that an indexer chooses, and compressed keys: the tensors, what a layer keeps, and its work."""
+"""Lightning attention, blocks of keys that an indexer chooses, and compressed keys: the tensors, a layer's saved tensors, and its work."""
 
 import math
 from typing import Any

@@ -1,6 +1,6 @@
 """The recipe of a new block family: its list of files is the tree's, and a toy family made from that list alone is planned to the end.
 
-A copy of megaplan gets the toy's folder and the lines that the recipe asks for, and plans a model with its letter in a process of its own.
+A copy of megaplan gets the toy's folder and the lines that the recipe asks for, and plans a model with its letter in its own process.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_a_toy_familys_ledger_and_rules_are_its_own(copy: Path) -> None:
     exported = {host: run(copy, "export", "toy.yaml", "--to", host) for host in EXPORTERS}
     assert {host for host, done in exported.items() if done.returncode == 0} == {"torchtitan", "fsdp2", "deepspeed"}
     refusals = {host: done.stderr for host, done in exported.items() if done.returncode != 0}
-    codes = {"verl": "MP851", "nemo-rl": "MP851"}  # loops of post-training, which this spec has not
+    codes = {"verl": "MP851", "nemo-rl": "MP851"}  # loops of post-training, which this spec lacks
     assert all(codes.get(host, "MP921") in stderr for host, stderr in refusals.items()), refusals
     assert "2 · 64 · 8 = 1024" in run(copy, "explain", "toy_narrow").stdout
     refused = run(copy, "estimate", "toy.yaml", "--set", "model.toy.rank=65", "--set", "model.pattern=TX")

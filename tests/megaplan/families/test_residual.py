@@ -1,4 +1,4 @@
-"""Norms of another kind or place: the tensors and what a block keeps, against those of the plain block."""
+"""Norms of another kind or place: the tensors and a block's saved tensors, compared with the plain block."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Layers that attend to what an earlier layer chose: their tensors, work, cache and storages, against those of the layers that choose."""
+"""Layers that attend to an earlier layer's keys: their tensors, work, cache and storages, against those of the layers that choose."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Bytes of checkpoints: by rank and whole, on the device's host, and their times by class of storage."""
+"""Bytes of checkpoints: per rank and in total, on the device's host, and their times by class of storage."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_a_batch_that_begins_whole_adds_nothing() -> None:
 
 
 def test_smaller_batches_take_the_time_of_fewer_microbatches() -> None:
-    """Whole batches of half the microbatches, over the same tokens, add twice what one of their steps has too much."""
+    """Whole batches of half the microbatches, over the same tokens, add twice the fixed cost of one step."""
     job = megaplan.load(SPEC)
     batch, count = job.spec.global_batch_tokens, job.spec.schedule.num_microbatches
     half = megaplan.estimate(SPEC, f"schedule.num_microbatches={count // 2}").step_time.seconds

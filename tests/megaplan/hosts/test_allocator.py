@@ -29,7 +29,7 @@ def test_segments_without_expansion(size: int, allocated: int, reserved: int) ->
 
 
 def test_pages_of_an_expandable_segment() -> None:
-    """The segment grows by what is missing, in pages; a free end counts."""
+    """The segment grows by the missing bytes, in pages; a free end is used."""
     allocator = CachingAllocator(expandable=True)
     first = allocator.allocate(11 * MIB)
     assert allocator.reserved_bytes == 20 * MIB
@@ -71,7 +71,7 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
 
 @pytest.mark.parametrize("expandable", [False, True])
 def test_reserved_is_what_the_blocks_are(expandable: bool) -> None:
-    """Over random requests: never below what is handed out, never falling, no byte handed out twice, and all of it free at the end."""
+    """Over random requests: reserved is never below allocated memory and never falls, no byte is allocated twice, and all is freed."""
     draw, allocator = Random(7), CachingAllocator(expandable=expandable)
     held: list[MemoryBlock] = []
     before = 0

@@ -1,4 +1,4 @@
-"""Copies in 8 and 4 bits against numbers worked out by hand, and what megarun's blocks keep and make under a recipe."""
+"""Copies in 8 and 4 bits against numbers worked out by hand, and saved and temporary tensors of megarun's blocks under a recipe."""
 
 from typing import Any, get_args
 

@@ -1,4 +1,4 @@
-"""Optimizer state in host memory under megarun: which state is there, what the device holds, and how long its copies take."""
+"""Optimizer state in host memory under megarun: the offloaded state, the device's memory, and the time of copies."""
 
 from itertools import pairwise
 from typing import Any

@@ -1,4 +1,4 @@
-"""The values of the hosts: what they name is there and is called alike, keys have an owner, and no other file asks for a host's name."""
+"""The values of the hosts: named functions exist with common signatures, keys have an owner, no other file compares a host's name."""
 
 from __future__ import annotations
 

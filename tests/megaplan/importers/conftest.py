@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recording]:
-    """Writes a script and records it in a folder of its own; recordings are made in the folder above."""
+    """Writes a script and records it in its own folder; recordings are made in the folder above."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(recorder.tempfile, "tempdir", str(tmp_path.parent))
 

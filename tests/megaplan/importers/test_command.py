@@ -84,7 +84,7 @@ def test_nothing_is_written_where_the_config_is_refused(folder: Path) -> None:
 
 
 def test_a_name_of_the_local_cache(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The snapshot that the branch main points to; without one, how to get it."""
+    """The snapshot that the branch main points to; without a snapshot, the command to get it."""
     monkeypatch.setenv("HF_HOME", str(folder / "home"))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     model = folder / "home/hub/models--org--tiny"
@@ -98,7 +98,7 @@ def test_a_name_of_the_local_cache(folder: Path, monkeypatch: pytest.MonkeyPatch
     printed = capsys.readouterr().out
     assert "name: tiny\n" in printed
     assert "num_layers: 8\n" in printed
-    (model / "refs/main").unlink()  # the newest then, of those that have a file
+    (model / "refs/main").unlink()  # otherwise the newest one with a file
     os.utime(model / "snapshots/abc1/config.json", (1, 1))
     (model / "snapshots/later/config.json").mkdir(parents=True)
     assert run(["import", "hf", "org/tiny"]) == 0

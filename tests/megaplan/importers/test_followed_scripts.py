@@ -1,4 +1,4 @@
-"""Launch scripts that are followed without running them: as bash runs them, or with a note or an error on what the text does not say."""
+"""Launch scripts that are followed without running them: as bash runs them, or with a note or an error about undecided parts."""
 
 import os
 from collections.abc import Sequence
@@ -133,13 +133,15 @@ def test_arguments_of_the_script_and_of_its_launch() -> None:
 def test_what_a_script_requires_is_read_as_if_it_were_given() -> None:
     counted = f"if [ $# -lt 2 ]; then\n echo usage\n exit 1\nfi\nOUT=$1\n{RUN} 4 --save $OUT/$2"
     assert taken(counted) == 4
-    assert "the script ends without $1, $2, and is read as if they were given" in notes(counted)
+    assert "the script ends without $1, $2; the reading assumes that they are given" in notes(counted)
     (found,) = refused(counted.replace("4 --save $OUT/$2", "$2"))
     assert (found.code, found.hints[0]) == ("MP918", "megaplan import megatron launch.sh -- ARG1 ARG2")
     first = 'if [[ -z "$DATA" || -z "${MODEL:-}" ]]; then exit 1; fi\nR=${RANK:?needed}\n[ -n "$PROFILE" ] && B=8\n'
     variables = f"{first}{RUN} ${{B:-4}} --node-rank $R"
     assert taken(variables) == 4, "a variable that is asked for and not required stays empty"
-    assert "the script ends without DATA, RANK, and is read as if they were given" in notes(variables.replace(' || -z "${MODEL:-}"', ""))
+    assert "the script ends without DATA, RANK; the reading assumes that they are given" in notes(
+        variables.replace(' || -z "${MODEL:-}"', "")
+    )
     (found,) = refused(f'[ -n "$TP" ] || exit 1\n{RUN} 4 --tensor-model-parallel-size $TP')
     assert (found.code, found.hints[0]) == ("MP918", "--env TP=…")
 
@@ -173,7 +175,7 @@ def test_a_condition_that_the_text_does_not_decide() -> None:
     assert found.detail == "launch.sh decides --micro-batch-size by '$(nproc) -gt 8', which only running it answers"
     assert found.hints == ("megaplan import megatron --record -- bash launch.sh",)
     nodes = f"N=1\nif [ -f hosts ]; then N=2; fi\ntorchrun --nnodes $N --nproc_per_node 8 pretrain_gpt.py {PLAIN}"
-    assert "-f hosts is not known, and is read as if it does not hold; it decides --nnodes" in notes(nodes)
+    assert "-f hosts is not known; the reading assumes that it does not hold; it decides --nnodes" in notes(nodes)
     assert "set nowhere, and empty: USE" in notes(f'[ -n "$USE" ] && A=--swiglu\n{RUN} 4 $A')
 
 

@@ -339,7 +339,7 @@ def test_a_tokenizers_file_that_is_not_here_decides_the_vocabulary_alone() -> No
     chosen = "if [ -f /models/own/tokenizer.json ]; then WORDS='{}'; else WORDS='--vocab-size 512'; fi\n" + f"{RUN} $WORDS"
     found = import_megatron(chosen.format("--tokenizer-type HuggingFaceTokenizer --tokenizer-model /models/own"), "launch.sh").loaded
     assert found.spec.model.vocab_size == 512
-    assert any("is read as if it does not hold; it decides --vocab-size" in each.detail for each in found.diagnostics)
+    assert any("the reading assumes that it does not hold; it decides --vocab-size" in each.detail for each in found.diagnostics)
     with pytest.raises(MegaplanError, match="which only running it answers"):
         import_megatron(chosen.format("--vocab-size 512 --hidden-size 128"), "launch.sh")
 

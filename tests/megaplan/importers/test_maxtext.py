@@ -326,6 +326,6 @@ def test_a_script_of_base_alone_has_the_model_of_base(tmp_path: Path) -> None:
     script.write_text("python3 -m maxtext.train configs/base.yml per_device_batch_size=4 ici_fsdp_parallelism=8\n", encoding="utf-8")
     found = import_maxtext([str(script)], devices=8).loaded
     assert (found.spec.model.num_layers, found.spec.model.hidden_size, found.spec.model.vocab_size) == (32, 2048, 32_000)
-    assert any("the model is that of base.yml itself" in each.detail for each in found.diagnostics)
+    assert any("the model is the default of base.yml" in each.detail for each in found.diagnostics)
     with pytest.raises(MegaplanError, match="neither model_name nor a size"):
         import_maxtext(["per_device_batch_size=4", "ici_fsdp_parallelism=8"], devices=8)

@@ -179,7 +179,7 @@ def test_a_datasets_other_length_is_refused_as_megatron_bridge_does(key: str, ta
 
 
 def test_a_dataset_whose_length_is_not_compared_is_noted() -> None:
-    """A provider of datasets may have any length; the pipeline's buffers have the model's."""
+    """A dataset provider may have any length; the pipeline's buffers have the model's length."""
     text = BRIDGE.replace("dataset: {seq_length: 512", "dataset: {_target_: x.MockConversationProvider, seq_length: 1024")
     loaded = import_megatron(text, "run_config.yaml", gpus=8).loaded
     assert loaded.spec.batch.seq_length == 512

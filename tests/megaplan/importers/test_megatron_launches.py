@@ -208,7 +208,7 @@ def test_the_older_switch_of_rotary_positions_stands_beside_the_newer_argument(s
 def test_a_known_argument_that_the_launch_gives_no_meaning_is_not_called_unknown(argument: str) -> None:
     (found,) = errors(f"torchrun pretrain_gpt.py {BARE} {argument}")
     assert found.code == "MP914"
-    assert found.detail == f"{argument}: with the other arguments of this launch it has no counterpart"
+    assert found.detail == f"{argument}: a spec cannot express this value together with the other arguments of the launch"
     (alone,) = errors(f"torchrun pretrain_gpt.py {BARE} {argument} --num-attention-heads=x")
     assert alone.code == "MP916", "what is read after an error is not judged"
 
@@ -236,7 +236,7 @@ def test_a_list_that_is_set_nowhere_is_read_as_empty() -> None:
 def test_a_script_that_bash_alone_can_read_is_refused_with_the_command_that_records_it(text: str, line: int, what: str) -> None:
     (found,) = errors(text, "my launch.sh", environment={"TP": "2"}, argv=["8b"])
     assert (found.code, found.location.line) == ("MP922", line)
-    assert found.detail == f"my launch.sh has {what}, which bash alone can read"
+    assert found.detail == f"my launch.sh has {what}, which only bash can evaluate"
     assert found.hints[0] == "megaplan import megatron --record --env TP=2 -- bash 'my launch.sh' 8b"
 
 

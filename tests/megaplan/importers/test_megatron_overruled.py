@@ -93,7 +93,7 @@ def test_counts_that_do_not_add_up_name_the_argument_and_what_fits(words: str, s
     [
         (
             "NPROC_PER_NODE=8 megatron sft --model ORG/MODEL --tensor_model_parallel_size 4 --sequence_parallel true --max_length 8192",
-            "MP926 launch.sh is of ms-swift, whose model comes from the config of --model",
+            "MP926 launch.sh belongs to ms-swift, which takes the model from the config of --model",
             "megaplan estimate ORG/MODEL --gpus 8 --seq 8192 --set mesh.tp=4",
         ),
         (

@@ -1,4 +1,4 @@
-"""The page of well-known models is what the command answers."""
+"""The page of well-known models matches the command's output."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""NAM56R's published Mamba-2 runs on eight H200, as launches of Megatron-Core: what they hold, and which did not fit.
+"""NAM56R's published Mamba-2 runs on eight H200, as launches of Megatron-Core: their memory, and which did not fit.
 
 Peaks are whole GiB of the change log of DatasunriseOU/cppmega at d57d1c1.
 """

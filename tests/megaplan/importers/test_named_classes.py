@@ -87,7 +87,7 @@ def test_the_class_of_another_type_is_a_warning(kind: str, other: str) -> None:
     fields = SMALL[kind][0][0] | {"architectures": [class_facts(other).model_class]}
     assert model(fields) == model(SMALL[kind][0][0])
     said = "\n".join(each.detail for each in imported(fields).loaded.diagnostics if each.code == "MP820")
-    assert f"the class of {other}, and model_type decides" in said
+    assert f"the class of {other}, but model_type decides" in said
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
@@ -153,7 +153,7 @@ def test_an_unknown_type_is_told_the_class_that_has_its_fields(kind: str, fields
     (found,) = refused(sizes | {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}, "loops": 3})
     total = build_inventory(import_hf(json.dumps(sizes | {"model_type": kind}), "config.json").loaded.spec).parameters
     assert found.code == "MP802"
-    assert found.hints[0].startswith(f'if the layers are those of {kind}, write "model_type": "{kind}"')
+    assert found.hints[0].startswith(f'if the layers are like {kind}\'s, write "model_type": "{kind}"')
     assert found.hints[0].endswith(f"{total:,} parameters, without loops")
 
 

@@ -1,4 +1,4 @@
-"""Classes under names of their own: each field of another class renamed, and counts by hand of those that no other class has."""
+"""Classes under their own names: each field of another class renamed, and counts by hand of those that no other class has."""
 
 import json
 from pathlib import Path
@@ -206,7 +206,7 @@ def test_layers_read_the_keys_of_the_first_of_their_group() -> None:
 
 
 def test_gpt2_with_shared_keys_is_gpt_bigcode() -> None:
-    """SantaCoder has the type of gpt2 and a class of its own, which a warning names."""
+    """SantaCoder has the type of gpt2 and its own class, which a warning names."""
     config = SMALL["gpt2"][0][0]
     code = {"AutoModelForCausalLM": "modeling_gpt2_mq.GPT2LMHeadCustomModel"}
     found = imported(config | {"architectures": ["GPT2LMHeadCustomModel"], "auto_map": code, "attention_head_type": "multiquery"})

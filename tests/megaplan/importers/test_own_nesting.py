@@ -104,7 +104,7 @@ def test_fields_of_encoders_do_not_hide_the_text_model() -> None:
     }
     (found,) = refused(sizes | pictures | {"model_type": "llava_own", "query_num": 96, "slice_mode": True})
     total = build_inventory(imported(sizes | {"model_type": "llama"}).loaded.spec).parameters
-    assert found.hints[0].startswith('if the layers are those of llama, write "model_type": "llama"')
+    assert found.hints[0].startswith('if the layers are like llama\'s, write "model_type": "llama"')
     assert found.hints[0].endswith(f"{total:,} parameters, without query_num, slice_mode, mm_hidden_size and 4 others")
 
 

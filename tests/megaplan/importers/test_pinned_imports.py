@@ -1,4 +1,4 @@
-"""Imports of configs with a field left out, null or changed, and of launches with an argument left out, are those that were committed.
+"""Imports of configs with a field left out, null or changed, and of launches with an argument left out, match the committed ones.
 
 Each row stands for one config or launch: the spec that it gives, and a digest of what every change of it gives (the spec and the codes of
 notes, or the codes of the refusal). `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/importers/test_pinned_imports.py` writes the rows anew.

@@ -1,4 +1,4 @@
-"""Estimates of launches of Megatron-Core and torchtitan, and of each with an argument left out or changed, are those that were committed.
+"""Estimates of launches of Megatron-Core and torchtitan, and of each with an argument left out or changed, match the committed ones.
 
 The launches are Megatron's own measured runs beside the forms that the importers' tests know. Tests of the host hold the bytes of measured
 runs to the measurements; this shows that they stay. `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/importers/test_pinned_launches.py`
@@ -47,7 +47,7 @@ Changed = Iterator[tuple[str, Callable[[], dict[str, Any]]]]
 
 
 def changes_of_arguments(arguments: dict[str, Any], draw: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
-    """An argument left out, a flag turned, a number doubled or halved."""
+    """An omitted argument, an inverted flag, a doubled or halved number."""
     yield "", arguments
     for key in sorted(draw.sample(sorted(arguments), min(CHANGES, len(arguments)))):
         value = arguments[key]

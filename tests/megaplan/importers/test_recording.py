@@ -1,4 +1,4 @@
-"""`megaplan import megatron --record`: what scripts of every kind launch is recorded, and what they do beside it changes nothing."""
+"""`megaplan import megatron --record`: launches of scripts of every kind are recorded, and their other actions change nothing."""
 
 import os
 import signal

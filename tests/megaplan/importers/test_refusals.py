@@ -1,4 +1,4 @@
-"""A field that a spec cannot express, or that is missing, is refused by its name; so is what is not a config."""
+"""A field that a spec cannot express, or that is missing, is refused by its name; also a file that is not a config."""
 
 import json
 from pathlib import Path
@@ -170,7 +170,7 @@ CLASSES = sorted({class_facts(one).model_class: one for one in ARCHITECTURES if 
 
 @pytest.mark.parametrize(("name", "family"), CLASSES)
 def test_an_unknown_model_type_is_read_as_the_class_that_it_names(name: str, family: str) -> None:
-    """Conversions for inference write a model type of their own, and the class of transformers."""
+    """Conversions for inference write their own model type, and the class of transformers."""
     fields = SMALL[family][0][0] | {"architectures": [name]}
     with_class = import_hf(text(fields | {"model_type": "anew"}), "config.json")
     alike = [one for one in ARCHITECTURES if class_facts(one).model_class == name]

@@ -1,4 +1,4 @@
-"""Model types whose class comes with the weights: counts by hand, which published totals agree with, and what is refused."""
+"""Model types whose class is published with the weights: counts by hand, which match published totals, and refusals."""
 
 import json
 from typing import Any

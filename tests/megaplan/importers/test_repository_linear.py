@@ -1,4 +1,4 @@
-"""Classes of flash-linear-attention: counts of its constructors by hand, its published config, and what is refused."""
+"""Classes of flash-linear-attention: counts of its constructors by hand, its published config, and refusals."""
 
 import json
 from random import Random

@@ -14,7 +14,7 @@ from megaplan.importers.hf import import_hf
 
 
 def imported(name: str, **changes: Any) -> tuple[Any, str]:
-    """`model.attention` of a config, and what the import tells."""
+    """`model.attention` of a config, and the import's messages."""
     found = import_hf(json.dumps(config(name) | changes), "config.json").loaded
     return found.spec.model.attention, "\n".join(item.detail for item in found.diagnostics)
 

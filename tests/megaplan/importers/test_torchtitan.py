@@ -1,4 +1,4 @@
-"""`megaplan import torchtitan`: job files of three ages, what they leave open, and what stops an import."""
+"""`megaplan import torchtitan`: job files of three periods, their unstated settings, and errors of an import."""
 
 import json
 
@@ -265,14 +265,14 @@ def test_experts_over_tensor_parallel_ranks_are_priced_as_megarun_runs_them():
 
 
 def test_converters_of_other_products_are_left_out_with_a_note():
-    for given, said in (('"float8"', ""), ('["npu_gmm", "float8"]', "left out of model.converters: npu_gmm")):
+    for given, said in (('"float8"', ""), ('["npu_gmm", "float8"]', "not read of model.converters: npu_gmm")):
         found = import_torchtitan(NEW.replace('["quantize.linear.float8"]', given), "job.toml").loaded
         assert found.spec == spec_of(NEW)
         assert any(said in note.detail for note in found.diagnostics)
     assert codes(NEW.replace('["quantize.linear.float8"]', '["lora"]'))[0] == ["MP914"]
     whole = import_torchtitan(NEW.replace('filter_fqns = ["output"]', "filter_fqns = []"), "job.toml").loaded
     assert whole.spec == spec_of(NEW)
-    assert any("the output's product is left out" in note.detail for note in whole.diagnostics)
+    assert any("the head's product is not carried over" in note.detail for note in whole.diagnostics)
 
 
 def test_gpus_are_those_of_the_launcher_until_stated():

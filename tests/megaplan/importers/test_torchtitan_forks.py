@@ -1,4 +1,4 @@
-"""`megaplan import torchtitan` of forks: flavors in their own registries, of every age, and models with published sizes."""
+"""`megaplan import torchtitan` of forks: flavors in their own registries, of every period, and models with published sizes."""
 
 import json
 import shlex

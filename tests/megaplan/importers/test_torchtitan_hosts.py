@@ -52,7 +52,7 @@ def test_a_job_beyond_torchtitans_estimate_is_of_megarun_with_one_warning(name: 
 @pytest.mark.parametrize("name", [name for name in BEYOND if name != "eight bits"])
 @pytest.mark.parametrize("override", ["mesh.vpp=2", "batch.seq_length=4097", "recompute.blocks={E: full}"])
 def test_errors_that_both_hosts_have_are_those_of_the_second(name: str, override: str) -> None:
-    """They are the same with and without what torchtitan's estimate lacks, which a warning says."""
+    """They are the same with and without features that torchtitan's estimate lacks, which a warning names."""
     with pytest.raises(MegaplanError) as caught:
         imported(BEYOND[name], override)
     found = caught.value.diagnostics

@@ -143,7 +143,7 @@ def test_owned_elements_over_ranks_are_family_times_replicas(spec: Spec) -> None
 @settings(max_examples=30)
 @given(specs())
 def test_expert_parallel_shrinks_banks_only(spec: Spec) -> None:
-    """EP as large as the number of experts leaves one of each bank, and every other tensor whole; TP never touches a bank."""
+    """EP as large as the number of experts leaves one of each bank, and leaves every other tensor unsharded; TP never touches a bank."""
     for name, tensor in build_inventory(spec).tensors():
         bank = ".experts." in name
         assert bank == (tensor.owner is Owner.EXPERT_PARALLEL)

@@ -1,4 +1,4 @@
-"""The specs in plans/: they parse, they are what they say, and the demo's variants train on the same batch."""
+"""The specs in plans/: they parse, they match their descriptions, and the demo's variants train on the same batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_demo_has_every_letter_and_is_small() -> None:
 
 @pytest.mark.parametrize("variant", ["tiny-hybrid-pp2", "tiny-hybrid-dp2"])
 def test_the_demo_s_variants_train_the_same_model_on_the_same_batch(variant: str) -> None:
-    """Only the mesh, with it what its cuts minimise, and for two data ranks the microbatches of each, differ from the one-process demo."""
+    """Only the mesh, the objective of cuts, and for two data ranks the number of microbatches differ from the one-process demo."""
     base, spec = load("tiny-hybrid"), load(variant)
     assert tokens_per_step(spec) == tokens_per_step(base)
     changed = {key for key, value in spec.as_document().items() if value != base.as_document()[key]}

@@ -1,4 +1,4 @@
-"""The profiled steps of the newest H200 run, and what the model says of them."""
+"""The profiled steps of the newest H200 run, and the model's results for them."""
 
 import sys
 from pathlib import Path

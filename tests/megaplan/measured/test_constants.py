@@ -77,7 +77,7 @@ def test_a_step_with_kernels_that_were_not_measured_again_is_modelled():
     [
         ("mesh.dp_shard=2", "one rank was measured"),
         ("precision.params=fp16", "bf16, fp8_rowwise were measured"),
-        ("device.launch_ns=5000", "the spec gives rates of its own"),
+        ("device.launch_ns=5000", "the spec gives its own rates"),
         ("model.mamba={kind: mamba1, state_dim: 16}", "selective_scan not measured"),
     ],
 )
@@ -186,7 +186,7 @@ def test_lines_of_a_run_become_constants(one_run, capsys):
 
 
 def test_results_that_are_held_out_count_for_the_interval_alone(one_run, tmp_path):
-    """A run that took a fifth longer than all that is known of it."""
+    """A run that took a fifth longer than the sum of its known parts."""
     specs, lines = one_run()
     before = measured_constants(specs, lines)
     other = tmp_path / "other"

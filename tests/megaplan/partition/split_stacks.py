@@ -1,4 +1,4 @@
-"""Small random stacks, every split of them, and the rules of a best one as they are written."""
+"""Small random stacks, every split of them, and the definition of a best split."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _weights(random: Random, num_layers: int) -> Weight:
     plain = layer_weight([random.randint(0, 5) for _ in range(num_layers)], random.randint(0, 3), random.randint(0, 3))
     if random.random() < 0.8:
         return plain
-    # Beside the span, a part of what stands before it counts, less than the span's own layers do.
+    # In addition to the span, a part of the layers before it counts, with a smaller weight.
     return Weight([2 * size for size in plain.up], list(plain.up))
 
 

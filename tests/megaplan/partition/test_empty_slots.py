@@ -33,7 +33,7 @@ DOCUMENT: dict[str, Any] = {
 
 
 def least(stack: Stack, spans: Spans) -> int:
-    """The best of all cuts that leave no slot empty but those of `spans` that are, and keep the rules."""
+    """The best of all legal cuts that leave only those slots empty that are empty in `spans`."""
     num_layers, may_be_empty = stack.num_layers, [start == stop for start, stop in spans]
     found = []
     for cuts in combinations_with_replacement(range(num_layers + 1), len(spans) - 1):

@@ -1,4 +1,4 @@
-"""Weighted cuts under memory: they fit by the budget itself, they are the best that do, and what cannot fit says by how much."""
+"""Weighted cuts under memory: they fit by the budget itself, no better ones fit, and if none fits the excess is reported."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_fits_pays_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.requirement("R-29")
 @pytest.mark.parametrize(("kind", "sizes"), [("1f1b", (24, 28, 32, 48)), ("gpipe", (4, 7, 8, 12)), ("zbv", (28, 30, 32, 40))])
 def test_memory_moves_the_cuts_to_the_best_that_fit(kind: str, sizes: tuple[int, ...]) -> None:
-    """Every split of twelve layers, by the budget itself, at sizes from where the cheapest fits to where none does."""
+    """Every split of twelve layers, by the budget itself, at sizes between one at which the smallest fits and one at which none does."""
     outcomes = set()
     for size in sizes:
         spec = small(kind, size)
@@ -232,7 +232,7 @@ def test_microbatches_weigh_in_the_sums_what_they_add_to_the_budget(kind: str, o
 
 
 def test_cuts_that_a_descent_brought_to_the_limit_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An excess of 0 bytes is none: the last byte of a device is usable."""
+    """An excess of 0 bytes counts as fitting: the last byte of a device is usable."""
     spec = small("interleaved_1f1b", 160)
     cuts = cuts_of(chosen(spec).spans)
     for excess, code in ((-1, "MP334"), (0, "MP334"), (1, "MP501")):

@@ -1,4 +1,4 @@
-"""Two copies of the model in opposite directions: cuts, memory, time, traffic, checkpoints and what refuses them."""
+"""Two copies of the model in opposite directions: cuts, memory, time, traffic, checkpoints and refusals."""
 
 from itertools import combinations
 from random import Random

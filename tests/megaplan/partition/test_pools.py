@@ -52,7 +52,7 @@ def test_equal_devices_are_one(kind: str, device: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if num_copies(placement(kind)) == 1])  # pools refuse two copies
 def test_no_cuts_are_below_the_bound(kind: str) -> None:
-    """Against every split of small stacks whose slots have rates of their own."""
+    """Compared with every split of small stacks whose slots have their own rates."""
     random, pp, vpp = Random(5), 2, 1 if kind in SINGLE else 2
     shares = []
 

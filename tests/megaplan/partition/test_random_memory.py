@@ -1,4 +1,4 @@
-"""The search for cuts that fit, on small random stacks and made-up memories, beside every split of them."""
+"""The search for cuts that fit, on small random stacks with synthetic memory, compared with every split."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_a_stage_is_evaluated_once_for_its_spans() -> None:
 
 
 def test_what_does_not_fit_takes_few_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once no cuts are left below what was found, that is seen in one step, not in one for each bit of the bytes between."""
+    """Once no cuts exist below the best value, the search detects it in one step, not in one for each bit of the bytes between."""
     calls: list[int] = []
     original = stack.balance
     monkeypatch.setattr(stack, "balance", lambda *args, **named: calls.append(1) or original(*args, **named))
@@ -85,7 +85,7 @@ def test_what_does_not_fit_takes_few_partitions(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_search_that_spent_its_work_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dozens of chunks per rank branch into more cuts than can be tried: what is found then has a bound, not a proof."""
+    """Dozens of chunks per rank branch into more cuts than can be tried: the result then has a bound, not a proof."""
     calls: list[int] = []
     original = stack.balance
     monkeypatch.setattr(stack, "balance", lambda *args, **named: calls.append(1) or original(*args, **named))

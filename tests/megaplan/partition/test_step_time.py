@@ -230,7 +230,7 @@ def test_a_climb_ends_with_its_replays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_climb_goes_on_from_the_best_cuts() -> None:
-    """Whatever it tries is one move from the best so far, so that gains add up and the last cuts are no worse than any neighbour."""
+    """Every trial is one move from the best so far, so that gains add up and the last cuts are no worse than any neighbour."""
     tried: list[tuple[int, ...]] = []
     target = (2, 8, 10)
 

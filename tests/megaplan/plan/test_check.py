@@ -1,4 +1,4 @@
-"""`check`: what fails, and what only warns."""
+"""`check`: failures and warnings."""
 
 import contextlib
 import json

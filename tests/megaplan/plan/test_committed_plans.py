@@ -1,4 +1,4 @@
-"""The plans in `plans/` are what their specs give today, and read back as themselves."""
+"""The plans in `plans/` match their specs' results today, and survive reading and writing."""
 
 import re
 from pathlib import Path

@@ -51,7 +51,7 @@ def test_a_signed_plan_passes_and_an_unsigned_one_does_not(plan, keys, capsys):
 
 @pytest.mark.parametrize("key", ["inputs", "estimates", "space", "training"])
 def test_every_change_is_found(plan, keys, capsys, key):
-    """A learning rate is in no digest, white space in no value: the text is what is signed."""
+    """A learning rate is in no digest, white space in no value; the signature covers the text."""
     assert run(["sign", "tiny.json", "--key", "mine.key"]) == 0
     text = plan.read_text()
     raw = json.loads(text)

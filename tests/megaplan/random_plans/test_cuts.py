@@ -1,4 +1,4 @@
-"""A spec is cut alike whoever asks: `estimate` shows the stages, bytes and times of the plan that `split` writes."""
+"""All commands choose the same cuts for a spec: `estimate` shows the stages, bytes and times of the plan that `split` writes."""
 
 from collections.abc import Iterator
 

@@ -27,7 +27,7 @@ def budget_of(spec: Spec) -> Budget:
 
 @pytest.mark.parametrize("seeds", [range(IN_CI), pytest.param(range(IN_CI, NUM_PLANS), marks=pytest.mark.slow)], ids=["few", "many"])
 def test_every_cell_of_a_random_budget_is_possible(seeds: range) -> None:
-    """No cell is negative, columns sum to the peak, phases hold what the ones before left; every rank is named once."""
+    """No cell is negative, columns sum to the peak, phases include bytes left by earlier ones; every rank is named once."""
     wrong, legal = [], 0
     for seed in seeds:
         try:

@@ -1,4 +1,4 @@
-"""Random plans: the cuts, the bytes of every rank, the time of a step and the launch files of other hosts are those that were committed.
+"""Random plans: the cuts, the bytes of every rank, the time of a step and the launch files of other hosts match the committed ones.
 
 `make accuracy-random` shows that such bytes are right; this shows that they stay. A change that means to move them writes the table anew
 (`MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/random_plans/test_pinned_plans.py`), and the commit says which plans moved and why.

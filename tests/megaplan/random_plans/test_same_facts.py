@@ -44,7 +44,7 @@ def drawn(host: str, first: int) -> Iterator[Document]:
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_plan_says_what_its_spec_says(host: str, tmp_path: Path) -> None:
-    """Cuts, bytes, step, and what the rules warn of or note: a plan has every default written out, and is the same job."""
+    """Cuts, bytes, step, and the rules' warnings and notes: a plan has every default written out, and is the same job."""
     for document in islice(drawn(host, 31_000), 12):
         before, path = megaplan.estimate(document), tmp_path / "plan.json"
         path.write_text(plan_text(megaplan.split(document).plan))

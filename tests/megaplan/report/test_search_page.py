@@ -1,4 +1,4 @@
-"""The page of a search: its data are those of `megaplan search --json`, and what is no such result is refused by name."""
+"""The page of a search: its data are those of `megaplan search --json`, and any other file is refused by name."""
 
 import json
 from pathlib import Path

@@ -99,7 +99,10 @@ def test_the_longest_wait_and_the_most_in_flight_are_the_closed_forms(pp: int, m
 
 @pytest.mark.parametrize(("pp", "m"), SIZES)
 def test_it_is_a_v_of_half_as_many_ranks_whose_turn_is_a_message(pp: int, m: int) -> None:
-    """Both take equally long for any times of the parts; where messages do, the V is at most as long: it sends none at its turn."""
+    """Both take equally long for any times of the parts.
+
+    If messages take time, the V is at most as long: its two middle slots send none.
+    """
     random = Random(pp + m)
     parts = [tuple(random.randint(1, 50) for _ in range(pp)) for _ in range(3)]
     twice, once = SlotTimes(*(part * 2 for part in parts)), SlotTimes(*parts)

@@ -57,7 +57,7 @@ def walked(kind: str, pp: int, vpp: int, m: int, steps: int = 1) -> list[tuple[R
 
 
 def counts_of(order: tuple[ScheduleStep, ...], chunks: list[int], vpp: int) -> set[tuple[int, ...]]:
-    """Microbatches in flight, then waiting, by chunk, at every action: a tally of its own."""
+    """Microbatches in flight, then waiting, by chunk, at every action: its own tally."""
     forwards, ended, done = ([0] * vpp for _ in range(3))
     found = set()
     for action in computations(order):
@@ -98,7 +98,7 @@ def test_moments_have_the_largest_counts_of_the_orders(kind: str, pp: int, vpp: 
     ],
 )
 def test_more_microbatches_than_enough_have_no_other_moments(kind: str, pp: int, vpp: int, steps: int) -> None:
-    """Nor in another order, which decides between equal peaks."""
+    """The order, which decides between equal peaks, is the same too."""
     enough = registry.SCHEDULES[kind].enough_microbatches
     longer = [m for m in range(pp, 6 * pp + 1) if not schedule_problems(kind, pp, vpp, m) and enough(pp, vpp, m) < m]
     assert len(longer) > 1

@@ -71,7 +71,7 @@ def test_the_wait_of_equal_chunks_is_the_closed_form(kind: str, forward: int, ba
 def test_every_action_waits_for_its_inputs_and_no_longer(
     kind: str, pp: int, rounds: int, p2p: int, hidden_percent: int, data: st.DataObject
 ) -> None:
-    """Against the rules themselves: a start is the latest of the rank's last stop and the arrivals of what the action reads."""
+    """Compared with the rules: a start is the latest of the rank's last stop and the arrivals of the action's inputs."""
     vpp, copies = 1 if kind in ("gpipe", "1f1b", "dualpipe") else 2, num_copies(placement(kind))
     pp *= copies
     num_slots, m = pp * vpp * copies, pp * rounds + (pp if kind in ("dualpipev", "dualpipe") else 0)

@@ -1,4 +1,4 @@
-"""Small searches drawn from a seed, and what an exhaustive search without bounds says of them."""
+"""Small searches drawn from a seed, and their results by an exhaustive search without bounds."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def check(space: Space, exact: Exact) -> None:
 
 
 def step_ns(spec: Spec, exact: Exact) -> int:
-    """The replayed step, and what data ranks, FSDP2's copies and the host add."""
+    """The replayed step, and the additional time of data ranks, FSDP2's copies and the host."""
     inventory, mesh, count = build_inventory(spec), spec.mesh, spec.schedule.num_microbatches
     times = model_times(spec, inventory)
     slots = times.of_slots(exact.spans) * spec.num_copies

@@ -1,4 +1,4 @@
-"""Bounds of a step from whole layers, and cuts that are looked for no further than they are of use."""
+"""Bounds of a step from whole layers, and searches for cuts that stop when cuts are no longer useful."""
 
 import random
 from collections import Counter

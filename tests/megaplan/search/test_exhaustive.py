@@ -1,4 +1,4 @@
-"""A search gives what an exhaustive one without bounds gives, on random small problems; and no bound is above what it bounds."""
+"""A search gives the result of an exhaustive one without bounds, on random small problems; and every bound is valid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _agrees(seed: int, *, mirrored: bool = False, turns: bool = False) -> None:
     assert all(found.bound_ns <= row.step_ns for row in found.rows)
 
 
-@pytest.mark.parametrize("seed", [*FAST, 172])  # 172: what layers keep under a policy once depended on the order of questions
+@pytest.mark.parametrize("seed", [*FAST, 172])  # 172: saved bytes under a policy once depended on the order of calls
 def test_small_problems(seed: int) -> None:
     _agrees(seed)
 

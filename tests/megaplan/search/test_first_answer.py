@@ -1,4 +1,4 @@
-"""A search with a time limit: a good row at once, a valid bound, and what was left out; commands of rows print what the rows say."""
+"""A search with a time limit: a good row at once, a valid bound, and excluded layouts; commands of rows print the rows' numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random small problems: the rows of a search, why the others lost, its bounds, and what is advised, are those that were committed.
+"""Random small problems: the rows of a search, why the others lost, its bounds, and what is advised, match the committed ones.
 
-Other tests hold that no bound is above what it bounds. One that is too low changes no result and only costs time: it is seen here, in the
+Other tests check that bounds are valid. One that is too low changes no result and only costs time: it is seen here, in the
 number of evaluations and in the bounds themselves. `MEGAPLAN_UPDATE_GOLDEN=1 pytest tests/megaplan/search/test_pinned_searches.py` writes
 the table anew.
 """

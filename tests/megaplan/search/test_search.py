@@ -1,4 +1,4 @@
-"""Results of `megaplan.search`: rows whose plans say what the rows say, whatever the number of processes, and one clear error."""
+"""Results of `megaplan.search`: rows whose plans have the rows' numbers, whatever the number of processes, and one clear error."""
 
 import json
 from dataclasses import replace
@@ -91,7 +91,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(monkeypatch):
 
 @pytest.mark.parametrize(("count", "said"), [(2, "--set schedule.num_microbatches=4"), (4, "")])
 def test_a_batch_without_a_sequence_for_every_device_is_noted(count, said):
-    """And with the number of microbatches that it gives the note is gone."""
+    """With the number of microbatches from the note, the note disappears."""
     found = megaplan.search(
         TINY, f"schedule.num_microbatches={count}", "batch.micro_batch_size=1", devices=4, vary=[], processes=1, seconds=None
     )

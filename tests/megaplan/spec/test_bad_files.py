@@ -137,7 +137,7 @@ def test_broken_json_is_held_to_its_grammar(tmp_path: Path, text: str, code: str
         (SAMPLE.replace("tp: 1\n", "tp: 1\n  tp: 2\n"), "MP110", 19, "'mesh.tp' is already on line 18"),
         (SAMPLE + "---\nformat: megaplan.spec/1\n", "MP111", 26, "another document begins here"),
         (SAMPLE.replace("name: sample", "name: !!python/object/apply:os.system [ls]"), "MP113", 2, "python/object/apply:os.system"),
-        (SAMPLE.replace("{mode: weighted}", "&s {together: *s}"), "MP114", 25, "*s is inside the value that it names"),
+        (SAMPLE.replace("{mode: weighted}", "&s {together: *s}"), "MP114", 25, "*s is inside its own anchor's value"),
         (SAMPLE.replace("pp: 2", "pp: *nowhere"), "MP114", 14, "*nowhere"),
         (SAMPLE.replace("  pp: 2", "  ? [pp]\n  : 2"), "MP118", 14, "mesh has a key"),
         (SAMPLE.replace("  pp: 2", '  "": 2'), "MP118", 14, "mesh has a key"),

@@ -14,7 +14,7 @@ RAISED = {code for path in SOURCES for code in re.findall(r'"(MP\d{3})"', path.r
 
 
 def test_every_code_that_is_raised_has_a_page() -> None:
-    """In an installed package too, which has the pages in a folder of its own."""
+    """In an installed package too, which has the pages in its own folder."""
     assert len(RAISED) > 100
     assert RAISED - set(codes()) == set()
 

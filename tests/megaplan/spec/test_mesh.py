@@ -1,4 +1,4 @@
-"""Degrees against what they shard, groups against nodes, and the bytes that warnings state."""
+"""Degrees compared with sharded sizes, groups compared with nodes, and the bytes that warnings state."""
 
 import pytest
 from hypothesis import given, settings

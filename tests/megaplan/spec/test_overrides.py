@@ -1,4 +1,4 @@
-"""`--set`: what it changes, where its findings point, and what it refuses."""
+"""`--set`: its changes, the positions of its findings, and its refusals."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Patterns: cycling, boundaries, normalisation, and what every wrong character is told (R-1 … R-3)."""
+"""Patterns: cycling, boundaries, normalisation, and the message for every wrong character (R-1 … R-3)."""
 
 from collections.abc import Sequence
 

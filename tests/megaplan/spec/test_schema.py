@@ -1,4 +1,4 @@
-"""The JSON Schema describes what the loader reads."""
+"""The JSON Schema matches the loader."""
 
 import json
 from pathlib import Path

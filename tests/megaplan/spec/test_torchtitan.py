@@ -1,4 +1,4 @@
-"""Rules of host torchtitan: its keys, and what of a spec it cannot run."""
+"""Rules of host torchtitan: its keys, and the parts of a spec that it cannot run."""
 
 import pytest
 

@@ -116,7 +116,7 @@ OTHER_HOSTS = {"sharded", "cluster's adapters", "adapters", "adapters on every l
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - OTHER_HOSTS))
 def test_a_spec_says_what_ran_the_row(name):
-    """The host, the recipe and the policies of the row's spec give its software and what runs again."""
+    """The host, the recipe and the policies of the row's spec give its software and its recomputation."""
     assert rows.launch_is_said(CASES[name])
 
 

@@ -1,4 +1,4 @@
-"""The demo's picture says what its two runs have left."""
+"""The demo's picture matches the files of its two runs."""
 
 import importlib.util
 import json

@@ -37,7 +37,7 @@ def test_every_case_has_a_small_size() -> None:
 
 @pytest.mark.parametrize("case", AT_300, ids=lambda case: case.name)
 def test_fp32_follows_fp64(case: Any) -> None:
-    """Else no kernel can be held to fp64: of a chaotic recurrence, any two precisions differ wholly after some hundred positions."""
+    """Else no kernel is comparable with fp64: of a chaotic recurrence, any two precisions differ wholly after some hundred positions."""
     assert checks.worst_error(case, "cpu", torch.float32, num_tokens=300) < 1e-4
 
 

@@ -1,4 +1,4 @@
-"""The GPU benchmark's lines as tables, as a file of results and as what is left; kernels by their part of the step."""
+"""The GPU benchmark's lines as tables, as a file of results and as pending jobs; kernels by their part of the step."""
 
 import json
 from pathlib import Path

@@ -88,7 +88,7 @@ def test_every_failure_of_every_kind_leaves_every_other_line_and_a_second_call_r
     second = call(tmp_path, "--resume", str(tmp_path), "--seconds", "400", "--match", exactly("facts/device", late, *again))
     assert second.returncode == 0, second.stdout + second.stderr
     added = list(lines_of([tmp_path]))[len(lines) :]
-    assert started(added)[0] == late  # what was never started comes first
+    assert started(added)[0] == late  # jobs that were never started come first
     assert sorted(started(added)) == sorted({late, *again} - {*GOOD, "facts/device"})
     assert not [line for line in of_done_jobs(lines_of([tmp_path])) if line["job"] == again[0] and "before" in line]
 

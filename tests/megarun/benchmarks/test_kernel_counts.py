@@ -1,4 +1,4 @@
-"""The facts of linears and banks in eight bits, compared with what the roofline counts in a training step."""
+"""The facts of linears and banks in eight bits, compared with the roofline's counts in a training step."""
 
 import sys
 from pathlib import Path

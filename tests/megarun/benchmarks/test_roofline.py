@@ -323,7 +323,7 @@ def test_indexed_attention_multiplies_visible_pairs_and_scores_them_in_fp32(rand
 
 
 def test_an_operation_that_is_plain_torch_on_cuda_counts_as_all_that_it_runs() -> None:
-    """Heads that neither a library nor a kernel accepts."""
+    """Heads that no library and no kernel accepts."""
     q, k = empty(2, 128, 4, 320), empty(2, 128, 2, 320)
     found = work("attention", q, k, k.clone(), None, 0.125, None, *NEITHER, *UNCAPPED)
     assert found.inside == "torch"

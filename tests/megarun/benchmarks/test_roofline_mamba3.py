@@ -62,7 +62,7 @@ def test_the_scan_computes_tiles_of_64_rows(random: Random) -> None:
 
 
 def test_a_scan_in_parts_moves_what_it_moves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Except for what each part hands to the next, and parameters."""
+    """Except for intermediates between parts, and parameters."""
     given, saved = operands_of(2, 512, 8, 2)
     operands = (*given, 16, 64, False), (given[0].clone(), *given, *saved, 16, 64, False, [True] * 15)
     whole = work("mamba3", *operands[0]), work("mamba3_backward", *operands[1])

@@ -63,7 +63,7 @@ def finished(*places: tuple[Line, int] | int) -> list[Finished]:
 
 
 def test_the_newest_line_comes_first() -> None:
-    """Each checkpoint once; what another line left behind comes after all of the newest."""
+    """Each checkpoint once; another line's checkpoints come after all of the newest line."""
     found = finished((FIRST_LINE, 5), (FIRST_LINE, 10), (FIRST_LINE, 15), (FIRST_LINE, 20), (BRANCH, 12))
     assert [[each.step for each in line] for line in by_line(found)] == [[12, 10, 5], [20, 15]]
     assert [[each.step for each in line] for line in by_line(finished(20, (FIRST_LINE, 15)))] == [[20, 15]]
@@ -104,7 +104,7 @@ def test_saves_after_a_resume_from_an_older_checkpoint_are_kept_and_resumed(
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", MANIFEST])
 def test_what_is_damaged_is_not_counted(name: str, command: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The newest two of four are damaged: two steps are made again, and nothing whole goes for their sake."""
+    """The newest two of four are damaged: two steps are repeated, and no complete checkpoint is removed for them."""
     folder = tmp_path / "run"
     assert run(command(4, "--keep", "4", "--steps", "16")) == 0
     for step in (12, 16):

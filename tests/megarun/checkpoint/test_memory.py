@@ -1,4 +1,4 @@
-"""Copies in memory: which step every rank can continue from, and what a lost process or node takes with it."""
+"""Copies in memory: the step from which every rank can continue, and the loss with a process or node."""
 
 import contextlib
 import io
@@ -39,7 +39,7 @@ def test_a_copy_counts_once_it_is_whole(tmp_path: Path) -> None:
     assert node.copy_of(record).tolist() == list(range(8))
     node.begin(3, 8, 8)  # the next step of the same place
     assert node.records(PLAN) == []
-    node.commit(Record(3, 8, 9, PLAN, (), ()))  # a size that the file has not
+    node.commit(Record(3, 8, 9, PLAN, (), ()))  # a size that differs from the file's
     assert node.records(PLAN) == []
 
 
@@ -61,7 +61,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 def in_ranks(number: int, folder: Path, action: Callable[[int, Path], Any]) -> list[Any]:
-    """Results of an action in forked processes of a gloo group, each on a node of its own."""
+    """Results of an action in forked processes of a gloo group, each on its own node."""
     context, results = multiprocessing.get_context("fork"), multiprocessing.get_context("fork").SimpleQueue()
 
     def body(rank: int) -> None:
@@ -117,7 +117,7 @@ def lose_and_load(rank: int, place: Path) -> list[Any]:
 
 
 def test_a_lost_node_is_filled_from_its_peers(tmp_path: Path) -> None:
-    """A state is whole bit by bit; without both copies of one rank there is none."""
+    """A restored state is bitwise complete; without both copies of one rank there is none."""
     expected = [((3, ((3, 4),)), True), ((2, ((2, 3),)), True), (None, False)]
     assert in_ranks(3, tmp_path, lose_and_load) == [expected] * 3
 

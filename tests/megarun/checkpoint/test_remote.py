@@ -118,7 +118,7 @@ def test_a_run_resumes_from_a_storage_as_from_a_folder(
     capfd.readouterr()
     assert run(command("third", "--resume", "never")) == 2
     assert "MP608" in capfd.readouterr().err
-    # a step saved a second time has a folder of its own, and the first one goes when the manifest of the second is there
+    # a step saved a second time has its own folder, and the first one goes when the manifest of the second is there
     older = f"{storage}/checkpoints/step-00000004"
     assert run(command("fourth", "--resume", older)) == 0
     assert names(storage)[0] == "step-00000006.1"
@@ -166,7 +166,7 @@ def fail(monkeypatch: pytest.MonkeyPatch, method: str, times: int, matching: str
 def test_an_upload_is_tried_again_and_then_given_up(
     tmp_path: Path, storage: RemotePath, command: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is lost below the limit of attempts; above it the run ends, and the next one continues from what is whole."""
+    """Nothing is lost below the limit of attempts; above it the run ends, and the next run continues from a complete checkpoint."""
     with monkeypatch.context() as patch:
         failed = fail(patch, "put_file", megarun.remote.ATTEMPTS - 1, "step-00000002")
         assert run(command("run", "--steps", "2")) == 0
@@ -209,7 +209,7 @@ def test_the_later_of_two_jobs_has_the_storage(storage: RemotePath) -> None:
     ("words", "said"),
     [
         (["--checkpoint-url", "nothing://bucket/run"], "Protocol not known: nothing"),
-        (["--checkpoint-url", "s3://key:secret@bucket/run"], "s3://…@bucket/run: a URL has no credentials"),
+        (["--checkpoint-url", "s3://key:secret@bucket/run"], "s3://…@bucket/run: a URL must not contain credentials"),
         (["--checkpoint-url", "/shared/run"], "not a URL"),
         (["--checkpoint-url", "s3://"], "names no bucket"),
         (["--out", "s3://bucket/run"], "--out s3://bucket/run: metrics and lock need a local folder"),
@@ -272,7 +272,7 @@ def test_a_local_folder_behind_a_url(tmp_path: Path) -> None:
 
 
 def test_a_local_file_has_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill while it is written leaves what was there before."""
+    """A kill during the write leaves the previous file."""
     target = any_path(f"file://{tmp_path}/owner.json")
     assert isinstance(target, RemotePath)
     target.write_bytes(b"old")

@@ -162,7 +162,7 @@ def test_the_first_failing_rank_speaks(tmp_path: Path, token_file: Path, plan_fi
 
 
 def test_refusals(tmp_path: Path, token_file: Path, plan_file: Any, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    """Each names what is wrong, with values, and what to do."""
+    """Each names the problem, with values, and the fix."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     out = str(tmp_path / "out")
     tail = ["--data", str(token_file), "--out", out]
@@ -196,7 +196,7 @@ def test_refusals(tmp_path: Path, token_file: Path, plan_file: Any, capsys: pyte
 
 @pytest.mark.parametrize(("words", "status"), [(["train", "--help"], 0), (["train", "no.json", "--data", "no", "--out", "no"], 2)])
 def test_early_answers_need_no_torch(words: list[str], status: int) -> None:
-    """Help, and what is wrong with a plan or the data, come before torch is loaded."""
+    """Help, and errors of a plan or the data, appear before torch is loaded."""
     code = f"import sys; from megarun.cli.main import run; status = run({words}); sys.exit(99 if 'torch' in sys.modules else status)"
     environment = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)

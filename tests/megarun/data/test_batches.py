@@ -83,7 +83,7 @@ AHEAD = {"mtp": {"depth": 2, "ffn_hidden_size": 8, "side_embeddings": True}}
 @pytest.mark.parametrize("packing", ["none", "documents"])
 @pytest.mark.parametrize("mesh", [{"tp": 2}, {"tp": 2, "vocab_parallel": True}, {"cp": 2}, {"cp": 2, "tp": 2, "vocab_parallel": True}])
 def test_features_read_beyond_a_rank_s_own_tokens(mesh: dict[str, Any], packing: str, spec_with: Any, worker: Any) -> None:
-    """N-grams look back, predictions look ahead, past no end of a row or document, wherever pieces are cut."""
+    """N-grams look back, predictions look ahead, never across the end of a row or document, wherever pieces are divided."""
     more = {f"mesh.{key}": value for key, value in mesh.items()} | {"model.attention.num_kv_heads": 2, "data.packing": packing}
     spec, rows = Spec.model_validate(spec_with({"model.features": SIDES | AHEAD} | more)), worker.CountingRows(61)
     length, batch = spec.batch.seq_length, (0, spec.training.seed, spec.batch.micro_batch_size, spec.batch.seq_length)

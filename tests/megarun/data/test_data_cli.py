@@ -109,7 +109,7 @@ def test_a_failure_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--tokenizer", "words"], "'words' is neither bpe nor bytes"),
+        (["--tokenizer", "words"], "'words' is not bpe, bytes"),
         (["--vocab-size", "many"], "--vocab-size"),
         (["--vocab-size", "12"], "MP618"),
         (["--vocab-size", "4294967296"], "MP618"),

@@ -122,7 +122,7 @@ def test_a_file_of_its_own_is_as_it_was(planned: Run, counting: TokenFile) -> No
     ],
 )
 def test_a_resumed_run_has_the_same_rows(planned: Run, saved: str, now: str, hint: str) -> None:
-    """Another fraction is another order of rows, and would train on what was held out."""
+    """Another fraction is another order of rows, and would train on held-out rows."""
     manifest = Manifest(2, 0, planned.job.global_batch, "sha256:a", "sha256:b", 1, "2.13.0", {}, validation_fraction=saved)
     check_compatible(Path("saved"), manifest, replace(planned, validation_fraction=saved), weights_only=False)
     run = replace(planned, validation_fraction=now)

@@ -1,4 +1,4 @@
-"""Images of a batch: the same for every layout and every start, in places that are neither read nor predicted."""
+"""Images of a batch: the same for every layout and every start, at positions that are not read and not predicted."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -38,7 +38,7 @@ def test_a_row_is_a_function_of_its_number(files: list[TokenFile]) -> None:
         assert (mix.starts(step, 5, 12, 2) == starts[12 * step : 12 * step + 12]).all()
 
 
-def test_each_file_has_epochs_of_its_own(token_file: Any) -> None:
+def test_each_file_has_its_own_epochs(token_file: Any) -> None:
     """The first 15 and 5 rows of a mix of 3 : 1 are every window of both files once; then the small one begins again."""
     counting = [list(range(start, start + count)) for start, count in ((0, 31), (100, 11))]
     files = [TokenFile(token_file([numbers], name=f"{numbers[0]}.tokens")) for numbers in counting]

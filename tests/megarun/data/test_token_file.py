@@ -1,4 +1,4 @@
-"""Every bad file is refused by name, and the rows of a step are what the reference page says."""
+"""Every bad file is refused by name, and the rows of a step match the reference page."""
 
 import hashlib
 import os
@@ -111,7 +111,7 @@ def test_other_files(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_file_of_a_later_version(token_file: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is not guessed at, whatever its header looks like."""
+    """Its kind is not guessed, whatever its header looks like."""
     assert "4" in refused(token_file(DOCUMENTS, version=4, header_text=b"\xff"), "MP613", capsys)
 
 
@@ -229,7 +229,7 @@ def documented_order(length: int, seed: int, epoch: int) -> list[int]:
 
 @given(length=st.integers(1, 500), seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 2**40))
 def test_the_order_is_the_documented_permutation(length: int, seed: int, epoch: int) -> None:
-    """A bijection for every length, seed and epoch, equal to an implementation of its own."""
+    """A bijection for every length, seed and epoch, equal to its own implementation."""
     found = shuffled(np.arange(length), length, seed, epoch).tolist()
     assert sorted(found) == list(range(length))
     assert found == documented_order(length, seed, epoch)

@@ -1,4 +1,4 @@
-"""Texts to tokens and back: round trip, determinism, documents, what is left out, and writes that fail."""
+"""Texts to tokens and back: round trip, determinism, documents, exclusions, and failing writes."""
 
 import os
 import resource
@@ -231,7 +231,7 @@ def test_a_folder_without_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [b"other length", b"\xff" * len("return 0;" * 300 + "\n"), None])
 def test_a_document_that_changes_meanwhile(change: bytes | None, corpus: Path, tmp_path: Path) -> None:
-    """It is refused by name; the file's offsets were sized for what was listed."""
+    """It is refused by name; the file's offsets were sized for the listed documents."""
     listed = read_corpus(corpus)
     if change is None:
         (corpus / "z.h").unlink()

@@ -1,4 +1,4 @@
-"""`megarun doctor`: what it says of a machine with and without GPUs, of a plan, and how it ends; `--version`."""
+"""`megarun doctor`: its findings on a machine with and without GPUs and on a plan, and its exit status; `--version`."""
 
 import json
 import re

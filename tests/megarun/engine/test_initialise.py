@@ -40,7 +40,7 @@ def test_rules() -> None:
 
 
 def test_seed_and_name_decide(spec_with: Any) -> None:
-    """The same seed and name give the same tensor, another of either another one; the shape is the inventory's."""
+    """The same seed and name give the same tensor, a different one of either another tensor; the shape is the inventory's."""
     inventory = build_inventory(Spec.model_validate(spec_with()))
     for name, item in inventory.tensors():
         first = fill(item, name, 0, 5)

@@ -1,4 +1,4 @@
-"""Every fault of the table: what is done to a run, and what must follow. Each returns its row."""
+"""Every fault of the table: the action on a run, and the required outcome. Each returns its row."""
 
 import contextlib
 import json
@@ -106,7 +106,7 @@ def held_out(bench: Bench) -> list[str]:
 
 
 def struck_here(bench: Bench, number: signal.Signals, place: str) -> Outcome:
-    """A signal inside of a save or an evaluation of one process: what is saved is whole, and no step is lost."""
+    """A signal inside of a save or an evaluation of one process: saved checkpoints are complete, and no step is lost."""
     out = bench.folder / f"{number.name}-here-{place}".replace(" ", "-")
     with fault_aim.aimed(place, fault_aim.sending(number, os.getpid())):
         status, said, seconds = bench.here(bench.words(bench.one, out, *held_out(bench)))
@@ -144,7 +144,7 @@ def disk_full_of_one(bench: Bench) -> Outcome:
 
 
 def _launch_aimed(bench: Bench, name: str, place: str, strike: str) -> tuple[Job, Path, Path, Path]:
-    """The process, its run, what it says, and where its ranks count updates."""
+    """The process, its run, its output, and the place where its ranks count updates."""
     out, said, counts = bench.folder / name, bench.folder / f"{name}.txt", bench.folder / f"{name}-updates"
     counts.mkdir()
     program = [str(Path(fault_aim.__file__)), place, strike, "1", str(counts)]
@@ -162,7 +162,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 
 def damaged(bench: Bench, what: str) -> Outcome:
-    """The checkpoint before is used, and the damage said."""
+    """The previous checkpoint is used, and the damage reported."""
     kept = bench.folder / "kept"
     if not kept.exists():
         bench.whole("kept", BEFORE)

@@ -95,7 +95,7 @@ def kept(bench: Bench) -> Path:
 
 
 def contradiction(bench: Bench, what: str) -> Outcome:
-    """The checkpoint before is used, and the reason said."""
+    """The previous checkpoint is used, and the reason reported."""
     out = copy_of(kept(bench), what.replace(" ", "-").replace("/", "-").replace(",", ""))
     CONTRADICTIONS[what](list_checkpoints(out)[0])
     began = time.monotonic()

@@ -36,7 +36,7 @@ AIMED = {
     REMOVAL: (3, 5),
     UPLOAD: (1, 8),
 }
-"""Places that a rank ends itself in, with the range of the entry that it does so at."""
+"""Places at which a rank ends itself, with the range of the entry's number."""
 BY_FIRST_RANK = ("the commit of a save", REMOVAL)
 COMPILATIONS = {COMPILE: (1, 2)}
 """The same, of jobs with `--compile`."""

@@ -1,4 +1,4 @@
-"""Faults of jobs of 1, 2 and 4 ranks in several layouts, on one node and on two, each a torchrun agent of its own."""
+"""Faults of jobs of 1, 2 and 4 ranks in several layouts, on one node and on two, each a separate torchrun agent."""
 
 import os
 import random

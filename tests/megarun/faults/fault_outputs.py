@@ -1,4 +1,4 @@
-"""Faults of what a run writes and reads again: outputs that are lost, links, files replaced between two looks, a restart after a change."""
+"""Faults of a run's files: outputs that are lost, links, files replaced between two looks, a restart after a change."""
 
 import contextlib
 import errno
@@ -68,7 +68,7 @@ def trains_on(bench: Bench, name: str, happened: str, out: Path, said: str, seco
 
 
 def lost_output(bench: Bench, what: str) -> Outcome:
-    """stderr or stdout takes nothing: the file of messages has what stderr lost."""
+    """stderr or stdout accepts nothing: the file of messages has stderr's lost text."""
     out, streams = bench.folder / f"lost-{what}", {"stderr": io.StringIO(), "stdout": io.StringIO()}
     streams[what] = Full()
     began = time.monotonic()

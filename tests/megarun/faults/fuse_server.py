@@ -1,4 +1,4 @@
-"""Serves a folder of this machine at another place through FUSE, as a network file system does; a program of its own.
+"""Serves a folder of this machine at another place through FUSE, as a network file system does; its own program.
 
 python fuse_server.py FOLDER PLACE
 

@@ -1,4 +1,4 @@
-"""Steps that the tests of compiled kernels run in processes of their own, which fork and change Triton's driver.
+"""Steps that the tests of compiled kernels run in their own processes, which fork and change Triton's driver.
 
 python compile_steps.py NAMES PLAN
 """

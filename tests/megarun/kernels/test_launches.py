@@ -41,7 +41,7 @@ ALONE = {
     "linear": case("GCM", **BF16, model__linear_attention=small.KDA, model__mamba={"kind": "mamba1", "state_dim": 4, "dt_rank": 6}),
     "rows": case("AMD", **BF16, precision__recipe={"name": "fp8_rowwise"}, data__packing="documents"),
 }
-"""Every letter, and every kind that has kernels of its own."""
+"""Every letter, and every kind that has its own kernels."""
 TOGETHER = {
     "context": case("AMRG", **BF16, mesh={"cp": 2}),
     "tensor": case("AMED", **BF16, mesh={"tp": 2}),

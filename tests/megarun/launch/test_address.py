@@ -1,4 +1,4 @@
-"""Names that do not resolve are said within seconds, and interfaces chosen where the host's own name is of no use."""
+"""Names that do not resolve are reported within seconds, and an interface is chosen if the host's own name is unusable."""
 
 import os
 import socket

@@ -89,7 +89,7 @@ def test_every_matrix_goes_to_one_rank_and_comes_back(seed: int, monkeypatch: py
 
 @pytest.mark.parametrize("shape", [(1024, 1024), (4096, 1024), (64, 8192)])
 def test_products_of_a_rank_fall_with_the_ranks(shape: tuple[int, int]) -> None:
-    """96 matrices: in all rounds of a rank as many as its share, and at most one more in each round."""
+    """96 matrices: a rank's rounds contain its share in total, plus at most one matrix per round."""
     elements = shape[0] * shape[1]
     for degree in (1, 2, 4, 8, 16, 32, 96):
         rounds = matrix_round(1, elements, degree)

@@ -43,7 +43,7 @@ def random_cell(seed: int) -> Cell:
 
 def _cell(name: str, document: dict[str, Any], loaded: Spec) -> Cell:
     """The document in fp32, at a rate at which three steps change parameters by much."""
-    plan = make_plan(loaded)  # bars of the pattern are cuts of its own
+    plan = make_plan(loaded)  # bars of the pattern are cuts too
     mesh, schedule, model = document["mesh"], document["schedule"], document["model"]
     model = _with_gradients(model, divides_rows=mesh.get("cp", 1) * mesh.get("tp", 1) > 1)
     spec: dict[str, Any] = {
@@ -79,7 +79,7 @@ def _with_gradients(model: dict[str, Any], *, divides_rows: bool) -> dict[str, A
         attention["indexer"]["top_k"] = 2
     if moe.get("top_k") == 1:
         moe["normalize_top_k"] = False
-    if moe.keys() & {"capacity_factor", "expert_choice"} and divides_rows:  # else every rank drops rows of its own
+    if moe.keys() & {"capacity_factor", "expert_choice"} and divides_rows:  # else every rank drops other rows
         moe["capacity_factor"] = moe["num_experts"] / moe["top_k"]
     structure = model.get("features", {}).get("structure")
     if structure is not None:

@@ -91,7 +91,7 @@ def test_a_plan_that_megarun_cannot_build_is_refused(plan: Any, capsys: pytest.C
 
 @pytest.fixture(scope="module")
 def comparison(job_with: Any) -> RankComparison:
-    """A rank that needs no process of its own."""
+    """A rank that needs no separate process."""
     job: Job = job_with()
     return RankComparison(build_budget(job.spec, job.inventory, job.layout).of_rank(0), trace_rank(job, 0))
 

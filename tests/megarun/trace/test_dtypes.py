@@ -1,4 +1,4 @@
-"""Layers in dtypes of their own, and fp16: the trace counts what the estimate does, with the casts of the stream."""
+"""Layers in their own dtypes, and fp16: the trace counts what the estimate does, with the casts of the stream."""
 
 from collections.abc import Callable
 from typing import Any

@@ -65,7 +65,7 @@ def test_a_bank_cut_between_rows(job_with: Any, mesh: dict[str, int], rank: int,
 @pytest.mark.parametrize("kernels", ["reference", "triton"])
 @pytest.mark.parametrize(("skew", "reshard"), [(1.0, True), (2.5, False)])
 def test_received_rows_are_what_the_skew_states(job_with: Any, skew: float, reshard: bool, kernels: str) -> None:
-    """Experts alone on four EP ranks, two microbatches: rows are most of what is alive."""
+    """Experts alone on four EP ranks, two microbatches: rows are most of the live bytes."""
     model = {**MODEL, "pattern": "E", "num_layers": 3, "moe": {**MODEL["moe"], "routing_skew": skew}}  # type: ignore[dict-item]
     del model["mlp"]
     sizes = {"batch": {"micro_batch_size": 2, "seq_length": 512}, "schedule.num_microbatches": 2}
@@ -89,7 +89,7 @@ def test_experts_that_gather_keep_no_dispatched_rows(job_with: Any, policy: str)
 
 
 def test_a_routers_gradients_are_freed_when_muon_runs(job_with: Any) -> None:
-    """A layer's group without shared experts is norm and router, which AdamW updates first; the banks are a group of their own."""
+    """A layer's group without shared experts is norm and router, which AdamW updates first; the banks are a separate group."""
     model = {**MODEL, "pattern": "E", "num_layers": 2, "hidden_size": 512, "moe": {"num_experts": 64, "top_k": 2, "ffn_hidden_size": 16}}
     del model["mlp"]
     job = job_with({"model": model, "precision": BF16, "optimizer.matrix": "muon", "mesh": {"dp_shard": 2}})

@@ -1,4 +1,4 @@
-"""Scans and recurrences over a CP group, traced on the rank where the walk turns and on ranks that send: every column, lane by lane."""
+"""Scans and recurrences over a CP group, on the rank at which the relay reverses and on sending ranks: every column, by lane."""
 
 from typing import Any
 

@@ -45,7 +45,7 @@ def activation_xielu_forward_kernel(x, alphas, y, size, TILE: tl.constexpr):  # 
 def activation_xielu_backward_kernel(  # type: ignore[no-untyped-def]
     grad_y, x, alphas, grad_x, sums, size, tiles_each, num_sums, TILE: tl.constexpr, NEEDS_X: tl.constexpr, NEEDS_ALPHAS: tl.constexpr
 ):
-    """Tiles of the gradient of x, and this program's sums of grad_y times what either factor multiplies; `sums` [2, num_sums]."""
+    """Tiles of the gradient of x, and this program's sums of grad_y times each factor's multiplicand; `sums` [2, num_sums]."""
     above, below = factors(alphas)
     start = tl.program_id(0).to(tl.int64) * tiles_each * TILE
     squares = tl.zeros([TILE], tl.float32)

@@ -1,4 +1,4 @@
-"""Selects the functions of attention: FlashAttention-4, a library's forward where one takes the inputs, Triton kernels, or plain torch."""
+"""Selects the functions of attention: FlashAttention-4, a library's forward if one supports the inputs, Triton kernels, or plain torch."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Facts of attention, causal unless said: heads of width D for queries and keys, Dv for values, an optional window, shared key heads.
+"""Facts of attention, causal by default: heads of width D for queries and keys, Dv for values, an optional window, shared key heads.
 
 Source: FlashAttention-2, arXiv:2307.08691, section 3.1 (two products forward, five backward).
 """
@@ -35,7 +35,7 @@ FLASH_WIDTH = 256
 
 
 class QueryTiles(NamedTuple):
-    """Blocks of a sequence's queries, each with the keys that any of them sees.
+    """Blocks of a sequence's queries, each with the keys visible to any of them.
 
     Attributes:
         blocks: Number of blocks.
@@ -53,9 +53,9 @@ class PlainLoop(NamedTuple):
 
     Attributes:
         blocks: Turns.
-        pairs: Queries times keys of all blocks and sequences, of one head; those that a query may not see included.
+        pairs: Queries times keys of all blocks and sequences, of one head; masked ones included.
         keys: Keys of all blocks and sequences, of one head.
-        copies_keys: True if products copy their operands of keys, and with them those of queries: several sequences, several key heads.
+        copies_keys: True if products copy key and query operands: several sequences and several key heads.
         shares: True if query heads share a key head.
         upcast: Bytes that a 16-bit element takes to be made fp32; 0 for fp32.
         hides_bytes: Bytes of flags of the keys that a query may not see, by their order, its window and documents.
@@ -89,11 +89,11 @@ class AttentionSizes(NamedTuple):
         relations: True if each head adds a bias by the class of the key.
         sinks: True if each head has a sink.
         packed: True if rows hold several documents.
-        latent: True for multi-head latent attention, whose kernels have measured constants of their own.
-        most_keys: Keys that a query attends to, of those that it sees; None for all.
+        latent: True for multi-head latent attention, whose kernels have their own measured constants.
+        most_keys: Keys that a query attends to, of its visible ones; None for all.
         index_heads: Heads of the indexer that runs in the same operation; 0 without one.
         masked: True if the kernels read a mask of the keys that each query chose, or queries in pieces.
-        library: True if FlashAttention-4 runs what it takes (`host.libraries`).
+        library: True if FlashAttention-4 runs supported calls (`host.libraries`).
         causal: True if a query sees no key after its own; else torch runs it, over all keys of the sequence.
     """
 
@@ -140,7 +140,7 @@ class AttentionSizes(NamedTuple):
     def stored(self) -> StoredTiles | None:
         """Tiles that the backward stores: of wide heads and capped scores, which leave too few registers for sums over them.
 
-        None where it makes weights twice: narrower heads, fp32, relations, queries in pieces, chosen keys, long and short sequences.
+        None if it computes weights twice: narrower heads, fp32, relations, queries in pieces, chosen keys, long and short sequences.
         """
         narrow = not (self.capped or max(self.width, self.value_width) > STORED_WIDTH)
         other = self.itemsize == SUMS_BYTES or self.queries != self.keys or self.relations or self.masked or self.most_keys is not None
@@ -195,7 +195,7 @@ class AttentionSizes(NamedTuple):
     def products(self) -> int:
         """Widths of the backward's products of a pair.
 
-        Stored scores are made once, as are their gradients; so are the library's. Else the query kernel makes the scores, their gradients
+        Stored scores and their gradients are computed once, also by the library. Else the query kernel makes the scores, their gradients
         and the gradient of q. A launch of the key kernel makes the scores; those of k and of relations make their gradients too.
         """
         if self.stored or self.in_library:
@@ -275,10 +275,10 @@ class AttentionSizes(NamedTuple):
         """A loop over blocks of queries, each with the keys that any of them sees.
 
         A kernel of a block reads and writes scores of its queries and keys for all heads, or its keys of all heads; the rest moves rows of
-        queries and keys once. Products count with their FLOPs alone: what they read and write is not counted here. torch copies operands
+        queries and keys once. Products count only with their FLOPs, not with the bytes that they read and write. torch copies operands
         whose batch dims do not have one stride. Forward: scores, their largest and their sum, weights, outputs; backward weights
-        again, then gradients of values, scores, queries and keys. Keys' and values' gradients of a block are added to those of all blocks
-        before it. None where torch's own kernel attends to all keys.
+        again, then gradients of values, scores, queries and keys. Keys' and values' gradients of a block are added to the sums over earlier
+        blocks. None where torch's own kernel attends to all keys.
         """
         if not self.causal:
             return None
@@ -339,7 +339,7 @@ def pairs_before(position: int, window: int | None) -> int:
 
 
 def query_tiles(seq_length: int, window: int | None, rows: int) -> QueryTiles:
-    """Blocks of `rows` queries, the last of what is left: from the first key in the window of its first query to its last query.
+    """Blocks of `rows` queries, the last with the remainder: from the first key in the window of its first query to its last query.
 
     With one row they are the visible pairs.
     """

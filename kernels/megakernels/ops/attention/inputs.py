@@ -66,7 +66,7 @@ class QueryPieces:
 
     @classmethod
     def binder(cls, record: type) -> Callable[..., "QueryPieces"]:
-        """Function from the arguments of a torch op, which are those of the record and both lists of pieces."""
+        """Function of the arguments of a torch op: the record's, and both lists of pieces."""
 
         def bind(query_pieces: list[int], key_pieces: list[int], **arguments: Any) -> QueryPieces:
             return cls(record(**arguments), query_pieces, key_pieces)
@@ -74,7 +74,7 @@ class QueryPieces:
         return bind
 
     def places(self) -> Places | None:
-        """The places of these pieces, or None where the kernels do not take them."""
+        """The places of these pieces, or None if the kernels do not support them."""
         return places_of(self.given.q.shape[1] // len(self.query_pieces), self.query_pieces, self.key_pieces)
 
     def split(self, queries: Sequence[str], keys: Sequence[str], ordered: Sequence[str] = ()) -> Iterator[tuple[slice, slice, int, Any]]:

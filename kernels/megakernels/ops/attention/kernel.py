@@ -2,14 +2,14 @@
 
 - `attention_forward_kernel`: one program per tile of queries and head; online softmax over tiles of keys.
 - `attention_query_kernel`: the same loop over keys for the gradient of q and for δ.
-- `attention_key_kernel`: one program per tile of keys and key head; loops over the queries that see it. It makes the gradients of k and v,
-  for wide heads in two launches.
+- `attention_key_kernel`: one program per tile of keys and key head; loops over the queries that see it. This kernel makes the gradients of
+  k and v, for wide heads in two launches.
 
 Tiles outside the causal triangle, the window or the document are skipped in both directions. No program adds to another's result, so the
 backward is bitwise reproducible; it computes the weights twice instead. Operands of products have the input's dtype; products, softmax and
 sums are fp32.
 
-With relations a launch of `attention_key_kernel` makes the gradient of what each head adds to each key's scores, which
+With relations a launch of `attention_key_kernel` makes the gradient of the term that each head adds to each key's scores, which
 `attention_relation_kernel` sums for each class.
 """
 
@@ -64,7 +64,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v and, if given, of the relations, for queries in pieces: of all except q the part that these queries make.
 
-    `bits` are those of `forward`; `delta` is written with Σ ∂L/∂out ⊙ out, fp32 as lse; with `parts` scores are stored.
+    `bits` as in `forward`; `delta` is written with Σ ∂L/∂out ⊙ out, fp32 as lse; with `parts` scores are stored.
     """
     q, k, v = (unit_stride(each) for each in given[:3])
     grad_out, out, lse = unit_stride(grad_out.to(q.dtype)), out.contiguous(), lse.contiguous()
@@ -111,7 +111,7 @@ def backward(
 
 
 def _query_grid(q: Tensor, places: Places, tile: int) -> tuple[int, int, int]:
-    """Heads, those of a group side by side; tiles of queries, of which none has two pieces; sequences."""
+    """Heads (ordered by group), tiles of queries (none with two pieces), and sequences."""
     num_pieces = len(places.firsts)
     return q.shape[2], num_pieces * triton.cdiv(q.shape[1] // num_pieces, tile), q.shape[0]
 

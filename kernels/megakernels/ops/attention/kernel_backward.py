@@ -1,7 +1,8 @@
 """The backward kernels of attention. Both compute the weights again from the saved log-sum-exp.
 
-`attention_query_kernel` loops over the keys of a tile of queries. It makes the gradient of q, and δ = Σ ∂L/∂out ⊙ out for the other kernel.
-`attention_key_kernel` loops over the queries that see a tile of keys, of every head that shares them. It makes the gradients of k and v.
+`attention_query_kernel` loops over the keys of a tile of queries. This kernel makes the gradient of q, and δ = Σ ∂L/∂out ⊙ out for the
+other kernel. `attention_key_kernel` loops over the queries that see a tile of keys, of every head that shares them. This kernel makes the
+gradients of k and v.
 
 Source: Dao, arXiv:2307.08691, algorithm 2, in two kernels so that no sum needs atomics.
 """
@@ -122,7 +123,7 @@ def attention_key_kernel(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     if ADDED:  # a program for each head
         group, num_groups = group // shared, num_groups // shared
     num_heads = num_groups * shared
-    first_key = tl.program_id(1) * N  # those that the most queries see are begun first
+    first_key = tl.program_id(1) * N  # keys that the most queries see are processed first
     at = first_key + tl.arange(0, N)
     known = (at < num_keys)[:, None]
     place = stored(at, key_length, num_ranks, ZIG_ZAG=ZIG_ZAG)

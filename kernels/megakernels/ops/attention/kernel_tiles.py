@@ -1,6 +1,6 @@
 """Ranges of keys that a tile of queries sees and of queries that see a tile of keys, and the rows of keys in memory.
 
-A query sees the keys from the start of its document or window up to its own position. Tiles that every query of a tile sees need no mask:
+A query attends to the keys from the start of its document or window up to its position. Tiles that every query of a tile sees need no mask:
 a program loops over three ranges of tiles, masked, unmasked and masked again.
 """
 
@@ -121,7 +121,7 @@ def query_tile(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def starts_up_to(starts, limit, num_queries):  # type: ignore[no-untyped-def]
-    """Number of document starts, an ascending array, that are at most `limit`. Each step divides what is left by `SAMPLES`."""
+    """Number of document starts, an ascending array, that are at most `limit`. Each step divides the remaining range by `SAMPLES`."""
     low = 0
     left = num_queries
     while left > 0:

@@ -34,10 +34,10 @@ def attention(
         scale: factor on the scores.
         window: position i sees j with i − window < j ≤ i; None sees all j ≤ i.
         starts: int32 [B, T] or None: index of the first position of each position's document, for rows that hold several documents;
-            None is one document a row. Position i sees none before it. No gradient.
+            None is one document a row. Position i attends to no earlier ones. No gradient.
         sinks: [Hq] or None: a score of each head in the denominator of its softmax.
         classes: int32 [B, T] or None: the class of each position as a key, below R. No gradient.
-        relations: [R, Hq] or None, with classes: what each head adds to its scaled scores of keys of each class.
+        relations: [R, Hq] or None, with classes: the term that each head adds to its scaled scores for keys of each class.
         cap: scaled scores s become cap · tanh(s / cap), before relations are added; None leaves them.
         causal: False for attention of every position to all positions of its row, which takes neither a window nor starts.
 
@@ -50,7 +50,7 @@ def attention(
 
     Scratch:
         Backward δ = Σ ∂L/∂out ⊙ out, fp32 [B, Hq, T], and with relations one such array of the keys; with sinks one forward and two
-        backward. Stored scores (below) have up to 1.25 GiB. Both ways copies of operands whose last dim is not dense.
+        backward. Stored scores (below) have up to 1.25 GiB. Both passes copy operands whose last dim is not dense.
 
     Triton:
         One kernel forward, two backward: gradient of q and δ, gradients of k and v; for heads wider than 128 (fp32: 32) k and v have a
@@ -58,13 +58,13 @@ def attention(
         the batch, and multiplies them; not for rows of up to 384 positions, relations, or a sequence whose scores of one key head are
         more than 1.25 GiB. On CUDA the forward is a library's where one accepts the inputs: cuDNN on Hopper and Blackwell for bf16 and
         fp16 heads up to 128, on Hopper up to 256 if all have one width, else torch's flash kernel. The Triton forward runs packed rows,
-        fp32, capped scores, relations, and the windows and unequal widths that neither accepts. The backward is always the Triton one and
-        is bitwise reproducible; with relations one launch more makes the gradient of what is added to each key's scores, and a kernel
-        sums it for each class. Heads wider than 256 (fp32: 64; with a cap and relations at once 192), and q, k and v of different dtypes,
-        stay with plain torch, and so does attention to all positions. Sinks scale what a forward has made, by plain torch. With
-        `use_libraries` flash-attn-4 runs both passes on Hopper where its table has the call (`flash4/facts.py`): heads up to 256 of one
-        width, or values of 64 or 128 under wider keys, windows, caps, sinks and shared key heads; its backward is bitwise reproducible and
-        holds dq, and shared dk and dv, in fp32.
+        fp32, capped scores, relations, and the windows and unequal widths that no library accepts. The backward is always Triton's and is
+        bitwise reproducible; with relations one more launch makes the gradient of the term added to each key's scores, and a kernel sums it
+        for each class. Heads wider than 256 (fp32: 64; with a cap and relations at once 192), and q, k and v of different dtypes, stay with
+        plain torch, and so does attention to all positions. Sinks scale a forward's results, in plain torch. With `use_libraries`
+        flash-attn-4 runs both passes on Hopper where its table has the call (`flash4/facts.py`): heads up to 256 of one width, or values of
+        64 or 128 under wider keys, windows, caps, sinks and shared key heads; its backward is bitwise reproducible and holds dq, and shared
+        dk and dv, in fp32.
 
     Raises:
         ValueError: shapes do not fit, window < 1, cap ≤ 0, or attention to all positions has a window or starts.

@@ -59,11 +59,11 @@ def attention_pieces(
         As `attention`.
 
     Triton:
-        The kernels of `attention`, which read the keys where they are stored. More than two pieces of queries, or keys in another order
+        The kernels of `attention`, which read the keys in place. More than two pieces of queries, or keys in another order
         than that of a context-parallel group, stay with plain torch.
 
     Raises:
-        ValueError: Shapes do not fit, or a piece of q is none of k's.
+        ValueError: Shapes do not fit, or a piece of q is not among k's.
     """
     require(k.shape[1] == v.shape[1], "attention_pieces", "k and v must have the same positions", k=k.shape, v=v.shape)
     require_pieces("attention_pieces", q.shape[1], k.shape[1], query_pieces, key_pieces)
@@ -82,7 +82,7 @@ def attention_pieces_backward(
     sinks: Tensor | None = None, classes: Tensor | None = None, relations: Tensor | None = None,
     cap: float | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k, v and, if given, of sinks and relations, of all except q the part that these queries make.
+    """Gradients of q, k, v and, if given, of sinks and relations, for all except q the part from these queries.
 
     Arguments are those of `attention_pieces`.
     """

@@ -31,7 +31,7 @@ def lse_like(given: Attention) -> Tensor:
 
 
 Hidden = Callable[[slice, slice], Tensor | None]
-"""Function of a block's queries and the keys that any of them sees: a mask of keys hidden from a query, [B or 1, 1, 1, q, k], or None."""
+"""Function of a block's queries and the keys visible to any of them: a mask of keys hidden from a query, [B or 1, 1, 1, q, k], or None."""
 
 
 def forward(given: Attention, first: int = 0, hides: Hidden | None = None) -> tuple[Tensor, Tensor]:
@@ -103,7 +103,7 @@ def _by_group(x: Tensor, num_groups: int) -> Tensor:
 
 
 def blocks(given: Attention, first: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of queries, each with the keys that any of them sees; the first query is at key `first`."""
+    """Blocks of queries, each with the keys visible to any of them; the first query is at key `first`."""
     (batch, num_positions, num_heads, _), window = given.q.shape, given.window
     for rows in row_blocks(num_positions, batch * num_heads * (first + num_positions), PLAIN_SCORES, PLAIN_QUERIES):
         begin = 0 if window is None else max(0, first + rows.start - window + 1)
@@ -129,7 +129,7 @@ def order_of(given: Attention, first: int) -> Hidden:
 
 
 def scores_of(queries: Tensor, keys: Tensor, hidden: Tensor | None, seen: slice, added: Tensor | None, cap: float | None) -> Tensor:
-    """Scaled scores of a block, capped, with what is added for each key, −∞ where a query may not look."""
+    """Scaled scores of a block, capped, with the term of each key, −∞ for masked keys."""
     scores = per_query(queries, keys[:, :, 0].mT)
     if cap is not None:
         scores.div_(cap).tanh_().mul_(cap)

@@ -1,4 +1,4 @@
-"""Attention's forward by the libraries in torch, and which of them accepts which inputs.
+"""Attention's forward by the libraries in torch, and the inputs that each accepts.
 
 Both return what the operation saves: out and the log-sum-exp of scaled scores. Their backwards are not used. torch's flash backward sums dq
 with atomics; its deterministic mode, slower than the Triton kernels, holds copies of dq in fp32 and the gradients of k and v for every
@@ -20,7 +20,7 @@ HALF = (torch.bfloat16, torch.float16)
 ALIGNED = 8
 """Both need head widths and row offsets that are multiples of this many elements, 16 bytes."""
 CUDNN_GENERATIONS = (HOPPER, 10)
-"""Major compute capabilities for which cuDNN has kernels of their own: Hopper and data-centre Blackwell."""
+"""Major compute capabilities for which cuDNN has their own kernels: Hopper and data-centre Blackwell."""
 FLASH_GENERATION = 8
 """The lowest major compute capability of the flash kernels."""
 CUDNN_VERSION = 90000
@@ -80,7 +80,7 @@ def is_aligned(tensor: Tensor) -> bool:
 
 
 def library_for(given: Attention) -> Library | None:
-    """`library_of` of a call; none off CUDA, and none knows a cap or what is added to scores."""
+    """`library_of` of a call; none without CUDA, with a cap or with a term added to scores."""
     q = given.q
     if given.cap is not None or given.relations is not None:
         return None

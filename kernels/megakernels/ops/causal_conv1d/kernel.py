@@ -1,6 +1,6 @@
 """Triton kernels of the depthwise causal convolution of up to four taps.
 
-A program walks over its positions with the last three inputs of its channels in registers, so that each input is read once and in whole
+A program walks over its positions with the last three inputs of its channels in registers, so that each input is read once, in full
 vectors. Backward it also has the three partial gradients of earlier positions, so that x and grad_y are read once and silu is computed
 once; it continues for three positions after its tile, whose gradients reach back. Each program's share of the weight gradient is summed
 afterwards in a fixed order: no atomics, bitwise reproducible.
@@ -91,7 +91,8 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     """The gradients of POSITIONS positions of CHANNELS channels of one row, and their share of the weight gradient.
 
     A turn takes two positions. Each stores the gradient of the input three before it; the three positions after the tile, whose gradients
-    reach back, have no share of the weight gradient. Widths are constants, so that a turn's addresses are offsets in its instructions.
+    reach back, have no share of the weight gradient. Widths are constants, so that an iteration's addresses are offsets in its
+    instructions.
     """
     row, first, steps, channel, inside = walk_of(num_positions, num_channels, POSITIONS=POSITIONS, CHANNELS=CHANNELS)
     left = tl.minimum(POSITIONS + 3, num_positions - first).to(tl.int32)  # positions that exist, of those this program reads
@@ -182,7 +183,7 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
 
 
 def forward_options(num_channels: int) -> dict[str, int]:
-    """Tile and warps of the forward: four channels per thread, since eight of four positions leave room for half as many warps."""
+    """Tile and warps of the forward: four channels per thread, since eight would halve the number of warps."""
     return {"POSITIONS": CONV_FORWARD_POSITIONS, "CHANNELS": min(CONV_FORWARD_CHANNELS, block_of(num_channels, 32)), "num_warps": 2}
 
 

@@ -70,7 +70,7 @@ def four_at(read, stride, step, stop, channel, num_channels):  # type: ignore[no
 
 @triton.jit  # type: ignore[untyped-decorator]
 def age_of(starts, position, step, stop, PACKED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Positions since the position's document began; `starts` is that of the walk. Without documents no one reads it."""
+    """Positions since the position's document began; `starts` is that of the walk. Without documents it is not read."""
     if PACKED:
         return position - tl.load(starts + step, mask=step < stop, other=0)
     else:  # noqa: RET505  one branch is compiled
@@ -90,7 +90,7 @@ def output_of(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def store_before(grad_initial, row, whole, channel, num_channels, TAPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The gradient of one of the inputs before the first position, if `row` is one."""
+    """The gradient of an input before the first position, if `row` is such an input."""
     mask = only_if((row >= 0) & (row < TAPS - 1), channel, num_channels)
     tl.store(grad_initial + row * num_channels + channel, narrow(whole, grad_initial.dtype.element_ty), mask=mask)
 
@@ -99,7 +99,7 @@ def store_before(grad_initial, row, whole, channel, num_channels, TAPS: tl.const
 def step_back(  # type: ignore[no-untyped-def]
     grad, x_0, x_1, x_2, x_3, offset, now, tap_1, tap_2, tap_3, age, PACKED: tl.constexpr, SILU: tl.constexpr
 ):
-    """One position: the gradient before silu, the earlier inputs that it saw, and what these get of it; `age` counts from its document.
+    """One position: the gradient before silu, the earlier inputs that it read, and their gradients; `age` counts from its document.
 
     With silu the gradient is divided by `SCALE`, so that its products with scaled taps are right as they are: with a the scaled sum and s
     the sigmoid, silu' = s · (1 + a / SCALE · (1 − s)) = SCALE · (s / SCALE²) · (SCALE + a · (1 − s)).

@@ -32,7 +32,7 @@ class MaskedSizes(NamedTuple):
         return forward, backward
 
     def plain(self, _work: Work, _tokens: int) -> Passes:
-        """Bits of a choice as flags, in place of the order of positions: words over all columns, of which a block takes its keys."""
+        """Bits of a choice as flags, in place of the order of positions: words over all columns, from which a block takes its keys."""
         core, loop = self.core, self.core.loop()
         moved = SUMS_BYTES * core.batch * core.queries * num_columns(core.keys) + 9 * loop.pairs - loop.hides_bytes
         both = Pass(moved, 0, loop.blocks * (3 - loop.hides_launches), is_fp32=True)

@@ -39,8 +39,8 @@ def chosen_attention(
         As `attention`, and a copy of a choice that is not dense.
 
     Triton:
-        The kernels of `attention` with the choice as a mask: every tile that a query sees is computed. What `attention` leaves to plain
-        torch stays there.
+        The kernels of `attention` with the choice as a mask: every tile that a query sees is computed. Cases that `attention` leaves to
+        plain torch stay there.
 
     Raises:
         ValueError: Shapes do not fit, or window < 1.

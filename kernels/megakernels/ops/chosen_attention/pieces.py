@@ -1,6 +1,6 @@
 """Attention to chosen keys of a rank that has some equal pieces of a sequence: its queries, and the keys of all pieces in any order.
 
-Two operations without an autograd formula, as those of `megakernels.ops.attention.pieces`. A choice has its keys in the order of the
+Two operations without an autograd formula, like those of `megakernels.ops.attention.pieces`. A choice has its keys in the order of the
 sequence, wherever they are stored.
 """
 
@@ -58,7 +58,7 @@ def chosen_attention_pieces(
         As `attention_pieces`, with the choice as a mask.
 
     Raises:
-        ValueError: Shapes do not fit, or a piece of q is none of k's.
+        ValueError: Shapes do not fit, or a piece of q is not among k's.
     """
     require_chosen("chosen_attention_pieces", q, k, v, choice)
     require_pieces("chosen_attention_pieces", q.shape[1], k.shape[1], query_pieces, key_pieces)
@@ -75,7 +75,7 @@ def chosen_attention_pieces_backward(
     scale: float, window: int | None, query_pieces: Sequence[int], key_pieces: Sequence[int],
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of q, k, v and, if given, of sinks, of all except q the part that these queries make.
+    """Gradients of q, k, v and, if given, of sinks, for all except q the part from these queries.
 
     Arguments are those of `chosen_attention_pieces`.
     """

@@ -1,4 +1,4 @@
-"""Attention to chosen keys in plain torch: that to all keys, of which those that are not chosen are hidden.
+"""Attention to chosen keys in plain torch: attention to all keys with the others masked.
 
 Queries may be a piece of a sequence: they come from position `first` on, and keys are all of the sequence up to the piece's end.
 

@@ -37,7 +37,7 @@ class Loss(NamedTuple):
     """Sizes of a call.
 
     Attributes:
-        vocab: Columns of the whole vocabulary.
+        vocab: Columns of the full vocabulary.
         hidden: Width of the rows that the head multiplies.
         rows: Rows of this rank.
         joined: True if head and loss are one operation.

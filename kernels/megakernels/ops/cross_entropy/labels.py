@@ -21,7 +21,7 @@ def check_labels(labels: Tensor, num_words: int, ignore_index: int = IGNORE_INDE
         ignore_index: Label of ignored rows.
 
     Raises:
-        ValueError: On a CPU: a label is neither in 0 … num_words − 1 nor ignore_index.
+        ValueError: On a CPU: a label is not ignore_index and outside 0 … num_words − 1.
     """
     _check_labels(labels, num_words, ignore_index)
 
@@ -40,7 +40,7 @@ def refuse_labels(labels: Tensor, num_words: int, ignore_index: int) -> None:
     """`check_labels` inside an operation."""
     wrong = ((labels < 0) | (labels >= num_words)) & (labels != ignore_index)
     if labels.device.type != "cpu":
-        torch._assert_async(~wrong.any(), "cross_entropy: a label is neither in the vocabulary nor ignore_index")
+        torch._assert_async(~wrong.any(), "cross_entropy: a label is outside the vocabulary and not ignore_index")
     elif wrong.any():
         found = labels[wrong][0].item()
         require(False, "cross_entropy", "labels must be in 0 … V − 1 or ignore_index", label=found, V=num_words, ignore_index=ignore_index)

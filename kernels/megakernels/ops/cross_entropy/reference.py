@@ -32,7 +32,7 @@ def slice_forward(logits: Tensor, labels: Tensor, first: int) -> tuple[Tensor, T
 
 
 def slice_backward(grad_loss: Tensor, logits: Tensor, labels: Tensor, lse: Tensor, first: int, ignore_index: int) -> Tensor:
-    """Returns the gradient of the logits [N, V / n], columns from `first`, in their dtype; `lse` is that of the full vocabulary."""
+    """Returns the gradient of the logits [N, V / n], columns from `first`, in their dtype; `lse` is over the full vocabulary."""
     inside = (labels >= first) & (labels < first + logits.shape[1])
     share = torch.where(labels != ignore_index, grad_loss.to(lse.dtype), 0)
     return slice_gradient(logits, torch.where(inside, labels - first, 0), lse, share, torch.where(inside, share, 0))

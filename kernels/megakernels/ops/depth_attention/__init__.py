@@ -1,1 +1,1 @@
-"""Attention over depth: what a block reads of the results of earlier blocks, token by token."""
+"""Attention over depth: a block's input as a weighted sum of earlier blocks' results, token by token."""

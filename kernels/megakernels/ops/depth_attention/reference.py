@@ -1,7 +1,7 @@
 """Attention over depth in plain torch.
 
 With u = query · scale and r = 1 / rms(value), the score of a value is r · (u · value); the weights are the softmax of the scores over the
-values of one token. Sums over values are added one by one in the accumulation dtype, so that the values are never copied side by side.
+values of one token. Sums over values are added one by one in the accumulation dtype, so that the values are never copied into one tensor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts of attention whose dot products are of eight-bit operands, emulated in plain torch: what it holds inside."""
+"""Facts of attention whose dot products are of eight-bit operands, emulated in plain torch: scratch bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from megakernels.ops.attention.facts import AttentionSizes
 from megakernels.ops.fp8_linear.facts import VALUE_BYTES, WHOLE, making_bytes
 
 WEIGHT_FACTOR = 256.0
-"""The factor of the softmax' weights: the largest power of two that leaves the number one among those of e4m3."""
+"""The factor of the softmax' weights: the largest power of two at which the weight one is still within e4m3's range."""
 NUM_SCALES = 3
 """Scales of queries, keys and values."""
 NUMBERS_OF_ROW = 4
@@ -106,7 +106,7 @@ class LowAttention(NamedTuple):
 
     @property
     def _blocks(self) -> set[tuple[int, int]]:
-        """Queries and keys of the largest blocks: the last whole one, and the last."""
+        """Queries and keys of the largest blocks: the last full block, and the last block."""
         sizes = self.batch, self.positions, self.positions, self.heads, self.groups, self.width, self.value_width, self.itemsize
         rows = AttentionSizes(*sizes).plain_rows
         whole = max(0, (self.positions // rows - 1) * rows)

@@ -2,7 +2,7 @@
 
 Queries, keys, values and the gradient of the output have a scale each, for the whole tensor, that is a power of two. Scores are products of
 quantised queries and keys, in fp32, as the softmax is. Its weights are at most one, and are quantised by a constant factor; the softmax'
-backward has the weights themselves, as Transformer Engine's has. The gradient of scores is quantised by its largest magnitude, for which
+backward uses the unquantised weights, like Transformer Engine's. The gradient of scores is quantised by its largest magnitude, for which
 blocks run once before.
 
 Source: Transformer Engine, `UnfusedDotProductAttention` and `FP8EmulationFunc`; arXiv:2407.08608, section 3.3, for the weights' factor.
@@ -29,7 +29,7 @@ class Low(NamedTuple):
         q: e4m3 [B, T, Hq, D].
         k: e4m3 [B, T, Hkv, D].
         v: e4m3 [B, T, Hkv, Dv].
-        scales: fp32 [3], those of the three.
+        scales: fp32 [3], of q, k and v.
     """
 
     q: Tensor
@@ -123,11 +123,11 @@ class _Blocks:
         self._hides = reference.order_of(self._given, 0)
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
-        """Blocks of queries, each with the keys that any of them sees."""
+        """Blocks of queries, each with the keys visible to any of them."""
         return reference.blocks(self._given, 0)
 
     def scores(self, rows: slice, seen: slice) -> Tensor:
-        """Scores of a block, −∞ where a query may not look."""
+        """Scores of a block, −∞ for masked keys."""
         return reference.scores_of(self.q[:, :, :, rows], self.k[:, :, :, seen], self._hides(rows, seen), seen, None, self.cap)
 
     def gradients(self, rows: slice, seen: slice, grads: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

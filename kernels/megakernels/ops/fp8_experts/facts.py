@@ -1,9 +1,9 @@
-"""Facts of a bank of experts in eight bits: copies of rows and matrices, what is between products, and products of groups.
+"""Facts of a bank of experts in eight bits: copies of rows and matrices, operations between products, and grouped products.
 
 Rows are quantised once a token and their copies gathered; each kind of matrices is quantised once for all experts, and once more in
-backward, by its columns and transposed. Triton kernels run as many launches for one expert as for many; plain torch transposes each
-expert's rows and matrix alone. A transposed copy has each expert's rows at a column that 16 divides, and 16 columns for an expert without
-rows.
+backward, by its columns and transposed. Triton kernels have the same number of launches for any number of experts; plain torch transposes
+each expert's rows and matrix separately. A transposed copy has each expert's rows at a column that 16 divides, and 16 columns for an expert
+without rows.
 
 On one rank a bank keeps the tokens, and quantises them again in backward. Rows that arrived from other ranks are kept as the transposed
 copy that the weight gradients multiply, with a scale for each expert's columns.
@@ -38,7 +38,7 @@ GROUPS_LAUNCHES = 6
 PLAIN_TURNED = {True: (2, 13), False: (9, 6)}
 """Launches of a transposed copy in plain torch, with scales of columns or with one: once, and for each expert."""
 PLAIN_GIVEN = (3, 6)
-"""The same with a scale that is given."""
+"""The same with a given scale."""
 PLAIN_BETWEEN = {True: ((29, 11), (99, 51)), False: ((18, 8), (54, 37))}
 """Passes over the activations and launches between products in plain torch, with a gate or without, forward and backward."""
 PLAIN_BIASES = ((16, 20, 8), (5, 21, 6))
@@ -50,16 +50,16 @@ BETWEEN_TILE = {"ROWS": 16, "COLS": 128, "num_warps": 4}
 
 
 class ScaledBank(NamedTuple):
-    """A bank on a rank, and what its operation is given.
+    """A bank on a rank, and the inputs of its operation.
 
     Attributes:
         sizes: Sizes of the bank.
-        by_row: True if rows and columns have scales, and not whole tensors.
-        fused: True if Triton kernels make the copies; what plain torch holds while it makes one is not counted.
+        by_row: True if scales are per row and column instead of per tensor.
+        fused: True if Triton kernels make the copies; scratch of plain torch's copies is not counted.
         keeps: True if the input's copy is kept in place of the input.
         emulated: True if operands are values in fp32, without scales.
         packed: True for gate and up, and for down, if they are given packed.
-        delayed: True if whole tensors have scales that are given.
+        delayed: True if scales are per tensor and given.
     """
 
     sizes: ExpertSizes
@@ -135,7 +135,7 @@ class ScaledBankCost(NamedTuple):
     """Bytes, products and launches of the passes of a bank.
 
     Attributes:
-        sizes: Sizes of the bank; its tokens are those that come, or rows that arrived.
+        sizes: Sizes of the bank; its tokens are the input's, or received rows.
         rows: Rows of all experts, on the busiest rank.
         by_row: True if rows and columns have scales.
         fused: True if Triton kernels make the copies.
@@ -143,7 +143,7 @@ class ScaledBankCost(NamedTuple):
         keeps: True if the input's copy is kept in place of the input.
         products: Launches of one product of groups: one where torch has it for these dtypes, else one per expert.
         packed: True for gate and up, and for down, if they are given packed.
-        delayed: True if whole tensors have scales that are given.
+        delayed: True if scales are per tensor and given.
     """
 
     sizes: ExpertSizes
@@ -204,7 +204,7 @@ class ScaledBankCost(NamedTuple):
         return BY_ROW if self.by_row else GIVEN if self.delayed else WHOLE
 
     def _copy(self, elements: int, columns: int) -> Pass:
-        """The copy of a matrix as it is; one scale is written for each row."""
+        """The untransposed copy of a matrix, with one scale per row."""
         made = copy_pass(elements, columns, self.sizes.itemsize, self._scaled, fused=self.fused)
         return made if self.by_row else made._replace(launches=made.launches + 1)
 
@@ -220,7 +220,7 @@ class ScaledBankCost(NamedTuple):
         return made if self.fused or given == rows else summed(made, Pass(2 * elements * self.sizes.itemsize, 0, 2))
 
     def _stacked(self, elements: int, columns: int, packed: bool) -> Pass:
-        """The copy of all matrices; packed ones are multiplied as they are, or copied without the scales between their rows."""
+        """The copy of all matrices; packed ones are multiplied directly, or copied without the scales between their rows."""
         if not packed:
             return self._copy(elements, columns)
         return Pass(2 * elements, 0, 1) if self.by_row else NOTHING
@@ -337,7 +337,7 @@ class _Walk:
         return made
 
     def biases(self, each: tuple[int, int, int]) -> int:
-        """The biases' gradients; while that of `down` is made, the shares of the weights' gradient, and then their sum."""
+        """The biases' gradients; during the one of `down` also the shares of the weights' gradient, and then their sum."""
         bank, fused = self.bank, self.given.fused
         *others, down = each
         made = sum(self.make(num_bytes) for num_bytes in others)

@@ -11,7 +11,7 @@ from megakernels.ops.moe.inputs import Experts, require_experts
 
 
 def check_forward(given: Experts, scaling: str, numbers: Sequence[Tensor], *, keeps: bool) -> None:
-    """Refuse what `fp8_experts` does not take."""
+    """Raise for arguments that `fp8_experts` does not support."""
     x, weights, rows = given.x, given.weights, given.rows
     fits = x.dim() == 2 and weights.dim() == 2 and weights.shape[0] == x.shape[0] and rows.shape == (weights.numel(),)
     require(fits, "fp8_experts", "x must be [N,h], weights [N,k], rows [N·k]", x=x.shape, weights=weights.shape, rows=rows.shape)
@@ -22,7 +22,7 @@ def check_forward(given: Experts, scaling: str, numbers: Sequence[Tensor], *, ke
 
 
 def check_backward(grad_y: Tensor, given: Experts, scales: Tensor | None, scaling: str, numbers: Sequence[Tensor]) -> None:
-    """Refuse what `fp8_experts_backward` does not take."""
+    """Raise for arguments that `fp8_experts_backward` does not support."""
     _check_bank("fp8_experts_backward", given, scaling, numbers)
     tokens, hidden, num_experts = given.weights.shape[0], given.up.shape[2], given.up.shape[0]
     if scales is None:

@@ -1,4 +1,4 @@
-"""Triton kernels of the experts' copies in eight bits and of what is between their products; the number of launches knows no experts.
+"""Triton kernels of the experts' copies in eight bits and of the operations between products; launches do not grow with experts.
 
 - `fp8_group_kernel`: one program per some columns of one expert's rows: their largest magnitudes, and the rounded transpose. Rows may be
   read at their tokens.

@@ -1,6 +1,6 @@
 """Routed experts whose products multiply in eight bits, forward and backward.
 
-Two operations without an autograd formula, since the caller decides what is kept of the input. Copies are e4m3 with scales that are powers
+Two operations without an autograd formula, since the caller decides how the input is saved. Copies are e4m3 with scales that are powers
 of two, as those of `fp8_linears`; each matrix of a product is quantised once, for all experts.
 """
 
@@ -37,10 +37,10 @@ def fp8_experts(
         up: [E, F, h].
         down: [E, h, F].
         activation: swiglu, geglu, relu2 or gelu.
-        scaling: tensor, a scale for x, for the activated rows, and for each bank as a whole; or rows, one for each of their rows.
+        scaling: tensor: one scale each for x, for the activated rows, and for each bank; rows: one scale per row of them.
             Backward scales columns, of an expert's rows or matrix, where it sums over rows. delayed has scales as tensor does, which are
             given. mxfp8 and nvfp4 have scales of blocks, and their products are emulated (`fp8_linear.blocks`).
-        keeps: True to return what the weight gradients multiply of x; not with scales of blocks.
+        keeps: True to return x's copy for the weight gradients; not with block scales.
         gate_bias: [E, F] or None, as the next two.
         up_bias: [E, F].
         down_bias: [E, h].
@@ -83,7 +83,7 @@ def fp8_experts_backward(
 
     Args:
         grad_y: [N, h].
-        x: [N, h], or with its scales what `fp8_experts` kept of it.
+        x: [N, h], or with its scales the copy that `fp8_experts` returned.
         scales: fp32 [E·h] if x is quantised; None otherwise.
         weights: fp32 [N, k].
         rows: int32 [N·k].
@@ -104,7 +104,7 @@ def fp8_experts_backward(
             gradient, whose largest magnitudes are raised (`fp8_linear.delayed`); gate or, without one, up has those of x. Empty otherwise.
 
     Returns:
-        Gradients of x, weights, gate if there is one, up, down, and of the biases that there are, in this order. An expert with no rows
+        Gradients of x, weights, gate if there is one, up, down, and of existing biases, in this order. An expert with no rows
         gets zeros.
 
     Scratch:

@@ -1,4 +1,4 @@
-"""The experts' copies in eight bits and what is between their products, in plain torch.
+"""The experts' copies in eight bits and the operations between their products, in plain torch.
 
 A product of groups that sums over rows reads both operands transposed, each expert's rows at a column that 16 divides: an expert without
 rows has 16 columns of zeros, because the tensor cores' product of groups takes none that are empty.
@@ -32,7 +32,7 @@ class Groups(NamedTuple):
         counts: int32 [E].
         ends: int32 [E], the row after each expert's last.
         stops: int32 [E], the same in a transposed copy.
-        columns: Columns of a transposed copy; those after the last expert's are not read.
+        columns: Columns of a transposed copy; columns after the last expert's are not read.
     """
 
     num_rows: int
@@ -77,7 +77,7 @@ def turned(
     Args:
         x: [M, C]; with `rows`, [N, C], of which row i is x[rows[i] // top_k].
         groups: Groups of the rows.
-        by_row: True if each column of each expert's rows has a scale; else all have that of x.
+        by_row: True if each column of each expert's rows has a scale; else all have x's scale.
         rows: int32 [M], or None.
         top_k: k.
         delayed: The operand's numbers of delayed scaling; None for others.
@@ -145,7 +145,7 @@ def pull(
 def bias_gradients(
     grad_y: Tensor, grad_weights: Tensor, given: Experts, grad_gate_out: Tensor | None, grad_up_out: Tensor, groups: Groups
 ) -> list[Tensor]:
-    """The gradients of the biases that there are; what that of `down` adds to the weights' gradient is added in place."""
+    """The gradients of existing biases; the bias of `down` adds its part to the weights' gradient in place."""
     own, found = grouped.RowGroups(groups.counts, groups.num_rows), []
     for bias, grad in ((given.gate_bias, grad_gate_out), (given.up_bias, grad_up_out)):
         if bias is not None and grad is not None:

@@ -1,7 +1,7 @@
-"""Forward and backward of the experts' MLPs in eight bits: copies, products, and what is between them.
+"""Forward and backward of the experts' MLPs in eight bits: copies, products, and the operations between them.
 
 Every tensor is dropped after its last use, in the order that `sizes` counts. Where blocks have scales, operands are values in fp32, and an
-expert's matrix or columns of rows have a factor of their own.
+expert's matrix or columns of rows have their own factor.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def forward(given: Experts, scaling: str, packed: Sequence[Tensor | None], numbe
     """Returns y, gate_out if there is a gate, up_out, and if it keeps them the columns of x with their scales."""
     pieces, rows, top_k = module_for(given.x, reference), given.rows, given.weights.shape[1]
     groups, (gate, up, down) = groups_of(given.counts, rows.shape[0]), stacks_of(given, packed, numbers)
-    read_by = gate or up  # whose numbers are those of the rows
+    read_by = gate or up  # its numbers are the rows'
     kept = _columns(pieces, given.x, groups, scaling, INPUT, read_by, rows, top_k) if keeps else ()
     first = _rows(given.x, scaling, INPUT, read_by, rows, top_k)
     gate_out = None if gate is None else times(first, _stacked(gate, scaling), groups, gate.like, fast=True)

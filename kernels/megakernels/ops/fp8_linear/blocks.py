@@ -1,10 +1,10 @@
 """Operands with a scale for each block of the summed dim, as the fp32 values that they represent: MXFP8, NVFP4 and blocks of 128, emulated.
 
 MXFP8 has blocks of 32 elements and scales that are powers of two, the largest element over the format's largest number rounded up. NVFP4
-has blocks of 16 elements in e2m1, scales in e4m3, and a factor of the whole matrix; a weight has a scale for each 16 x 16 elements, so that
-its transpose has the same values. What a weight gradient multiplies is transformed by a Hadamard matrix of 16 tokens with signs before
-(of fewer tokens at the end it is not), and output gradients round stochastically. Other elements round to nearest, ties to even.
-FP8 in blocks has scales of 128 elements in fp32 that are powers of two, of a weight's 128 x 128.
+has blocks of 16 elements in e2m1, scales in e4m3, and a factor of the whole matrix; a weight has one scale per 16 x 16 elements, so that
+its transpose has the same values. Operands of a weight gradient are transformed by a signed Hadamard matrix over blocks of 16 tokens (not a
+shorter last block), and output gradients round stochastically. Other elements round to nearest, ties to even. FP8 in blocks has scales of
+128 elements in fp32 that are powers of two, of a weight's 128 x 128.
 
 The random numbers are a hash of an element's place and of the matrix' largest number: a recomputed or resumed step rounds equally.
 
@@ -159,7 +159,7 @@ def leveled(
 
 
 def _of_squares(amax: Tensor, rows: int) -> Tensor:
-    """The largest magnitudes of blocks [rows, blocks], of which as many rows have the largest of all."""
+    """The largest magnitudes of blocks [rows, blocks], where this number of rows shares the largest of all."""
     found = torch.unflatten(torch.nn.functional.pad(amax, (0, 0, 0, -amax.shape[0] % rows)), 0, (-1, rows)).amax(1)
     return found.repeat_interleave(rows, 0)[: amax.shape[0]]
 
@@ -171,7 +171,7 @@ def block_factor(amax: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def nvfp4_factors(largest: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest number of a matrix, and the factor of what its elements and scales represent."""
+    """The largest number of a matrix, and the factor of its elements and scales."""
     return largest, 1 / _encoding(largest)
 
 

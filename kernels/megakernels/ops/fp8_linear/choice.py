@@ -14,7 +14,7 @@ from megakernels.ops.fp8_linear.sizes import dense_rows
 
 
 def chosen(x: Tensor, like: Tensor) -> ModuleType:
-    """The module whose functions run for a matrix; `like` has the dtype of what it is, or is, a copy of."""
+    """The module whose functions run for a matrix; `like` has the dtype of the copied tensor."""
     return module_for(like, reference) if dense_rows(x) else reference
 
 
@@ -25,7 +25,8 @@ def operand(
 ) -> Operand:  # fmt: skip
     """`reference.operand` or `kernel.operand`; of `scaling` in blocks the values, as `blocks.rounded` makes them in the operand's role.
 
-    `numbers` are the linear's with scaling delayed, None otherwise; `largest` is that of a weight of which x has some rows, for NVFP4.
+    `numbers` are the linear's with scaling delayed, None otherwise; `largest` is the largest magnitude of the weight of which x is a part,
+    for NVFP4.
     """
     if scaling in BLOCKS:
         return Operand(blocks.rounded(x, scaling, role, transposed=transposed, dtype=dtype, largest=largest), None)

@@ -1,8 +1,8 @@
 """Delayed scaling: operands are multiplied by factors of earlier steps' largest magnitudes, and record those of this step.
 
 A linear has numbers [3, 3] in fp32: in a column those of its input, its weight or its output's gradient, in a row the factor, the largest
-magnitude since the last update, and the largest number of the format. Elements beyond that number become it. A step has one update, so all
-its microbatches, and a forward that is run again, have equal factors; what is recorded twice changes no maximum.
+magnitude since the last update, and the largest number of the format. Elements beyond that number are clamped to it. A step has one update,
+so all its microbatches, and a recomputed forward, have equal factors; recording a value twice changes no maximum.
 
 Source: Transformer Engine, `pytorch/quantization.py` (`_default_sf_compute`, `_default_get_amax_and_update_history`) and `common/recipe`.
 """
@@ -48,11 +48,11 @@ def record(x: Tensor, given: Delayed) -> None:
 def update_factors(numbers: Tensor, history: Tensor, place: int, *, most_recent: bool, margin: int) -> None:
     """Take a step's largest magnitudes into the history, make the next step's factors, and begin a new step.
 
-    A factor stays as it is while the largest magnitude is zero or not finite.
+    A factor does not change while the largest magnitude is zero or not finite.
 
     Args:
         numbers: fp32 [3, N], as described above, of all operands.
-        history: fp32 [N, steps], largest magnitudes of as many earlier steps.
+        history: fp32 [N, steps], largest magnitudes of that number of earlier steps.
         place: Column of the history that is the oldest, and is replaced.
         most_recent: True if a factor follows from the last step alone, and not from the largest magnitude of all.
         margin: A factor is divided by two to this power.

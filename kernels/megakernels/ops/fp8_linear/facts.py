@@ -34,7 +34,7 @@ WHOLE, BY_ROW, BY_COLUMN, GIVEN = 0, 1, 2, 3
 DELAYED = "delayed"
 """Scaling of matrices by factors that follow from earlier steps."""
 ONE_SCALE = ("tensor", DELAYED)
-"""Scalings whose kept copy of an input is what forward multiplies."""
+"""Scalings whose saved copy of an input is also the forward's operand."""
 DELAYED_NUMBERS, DELAYED_ROLES = 3, 3
 """Numbers of an operand under delayed scaling, and operands of a linear that have them (`delayed`)."""
 READS_FUSED, READS_PLAIN = 2, 4
@@ -71,10 +71,10 @@ class ScaledLinears(NamedTuple):
         width: Width of the input.
         outs: Widths of the outputs.
         itemsize: Bytes of an element of activations, and of the weights.
-        by_row: True if rows and columns have scales, and not whole matrices.
+        by_row: True if scales are per row and column instead of per matrix.
         fused: True if Triton kernels make the copies; plain torch scales a slice of the matrix at once.
         packed: True for each weight that is given packed; of none if empty.
-        delayed: True if whole matrices have scales that are given.
+        delayed: True if scales are per matrix and given.
     """
 
     rows: int
@@ -110,7 +110,7 @@ class ScaledLinears(NamedTuple):
         return self._making(rows, self.width, BY_COLUMN)
 
     def forward_bytes(self, *, given: bool) -> int:
-        """Bytes inside the products, where the input's copy is given or made inside; one weight's copy exists at a time."""
+        """Bytes inside the products, with the input's copy given or made inside; one weight's copy exists at a time."""
         own = peak = 0
         if not given:
             own = self._copy(self.rows, padded(self.width))
@@ -303,7 +303,7 @@ def linear_passes(
     """The passes of one linear.
 
     Forward copies input and weight, and the input once more for the weight gradient where rows have scales; the input's gradient copies the
-    output's gradient and the weight, the weight's the gradient again, and turns the kept copy, or makes it of an input that is kept itself.
+    output's gradient and the weight, the weight's the gradient again, and transposes the saved copy, or makes it from a saved input.
 
     Args:
         width: Width of the input.
@@ -312,7 +312,7 @@ def linear_passes(
         itemsize: Bytes of an element.
         by_row: True if rows and columns have scales.
         fused: True if Triton kernels make the copies.
-        shares: True if the input is that of the linear before, whose copies it shares; the gradients of both are then added.
+        shares: True if the input is the previous linear's, whose copies are shared; the gradients of both are then added.
         keeps: True if the input's copy is kept in place of the input.
         has_weight_gradient: False for a frozen weight.
         packed: True for a weight that is given packed, which is turned for the input's gradient.
@@ -376,12 +376,12 @@ def num_maxima(rows: int, columns: int, scaled: int) -> int:
 
 
 def delayed_bytes(num_weights: int, steps: int) -> int:
-    """Bytes of the numbers of linears under delayed scaling, and of their largest magnitudes of as many earlier steps."""
+    """Bytes of the numbers of linears under delayed scaling, and of their largest magnitudes in that number of earlier steps."""
     return SCALE_BYTES * DELAYED_ROLES * num_weights * (DELAYED_NUMBERS + steps)
 
 
 def in_one_pass(columns: int, scaled: int) -> bool:
-    """True if one Triton kernel finds the scales and rounds, because a program holds whole rows."""
+    """True if one Triton kernel finds the scales and rounds, because a program holds complete rows."""
     return scaled == BY_ROW and columns <= LONGEST_ROW
 
 
@@ -396,5 +396,5 @@ def slice_rows(rows: int, columns: int) -> int:
 
 
 def padded(size: int) -> int:
-    """The next multiple of what torch's scaled product takes."""
+    """The next multiple that torch's scaled product accepts."""
     return ceil_div(size, MULTIPLE) * MULTIPLE

@@ -18,7 +18,7 @@ FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def check_quantize(x: Tensor, scaling: str, numbers: Tensor | None) -> None:
-    """Refuse what `fp8_quantize` does not take."""
+    """Raise for arguments that `fp8_quantize` does not support."""
     fits = x.dim() > 1 and x.dtype in DTYPES and scaling in KEPT_SCALINGS
     check_numbers("fp8_quantize", scaling, () if numbers is None else (numbers,), 1)
     require(
@@ -59,7 +59,7 @@ def check_linears(
     x: Tensor, scale: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor | None], scaling: str,
     dtype: torch.dtype | None, largest: Sequence[Tensor | None], numbers: Sequence[Tensor], taken: slice | None,
 ) -> None:  # fmt: skip
-    """Refuse what `fp8_linears` does not take."""
+    """Raise for arguments that `fp8_linears` does not support."""
     check_numbers("fp8_linears", scaling, numbers, len(weights))
     _check_weights("fp8_linears", weights, scaling, dtype, largest)
     fits = taken is None or (scaling in BLOCKS and len(weights) == 1 and 0 <= taken.start < taken.stop <= weights[0].shape[0])
@@ -73,7 +73,7 @@ def check_linears(
         fits = x.dim() > 1 and x.dtype == dtype and x.shape[-1] == width
     else:
         fits = x.dim() > 1 and x.dtype in FORMATS.values() and x.shape[-1] == -(-width // 16) * 16 and scaling in ONE_SCALE
-    expected = "x must be [...,K] in the weights' dtype, or with a scale what fp8_quantize makes with scaling tensor or delayed"
+    expected = "x must be [...,K] in the weights' dtype, or with a scale the result of fp8_quantize with scaling tensor or delayed"
     require(fits, "fp8_linears", expected, x=x.shape, dtype=x.dtype, K=width, scaling=scaling)
 
 
@@ -81,7 +81,7 @@ def check_input_gradients(
     gradients: Sequence[Tensor], weights: Sequence[Tensor], scaling: str, gradient_format: str,
     largest: Sequence[Tensor | None], numbers: Sequence[Tensor],
 ) -> None:  # fmt: skip
-    """Refuse what `fp8_input_gradients` does not take."""
+    """Raise for arguments that `fp8_input_gradients` does not support."""
     check_numbers("fp8_input_gradients", scaling, numbers, len(weights))
     _check_weights("fp8_input_gradients", weights, scaling, gradients[0].dtype if gradients else None, largest)
     fits = len(gradients) == len(weights) and all(
@@ -99,7 +99,7 @@ def check_input_gradients(
 def check_weight_gradients(
     gradients: Sequence[Tensor], x: Tensor, scale: Tensor | None, width: int, scaling: str, numbers: Sequence[Tensor]
 ) -> None:
-    """Refuse what `fp8_weight_gradients` does not take."""
+    """Raise for arguments that `fp8_weight_gradients` does not support."""
     check_numbers("fp8_weight_gradients", scaling, numbers, len(gradients))
     stored = width if scale is None else -(-width // 16) * 16 // (2 if scaling == "nvfp4" else 1)
     fits = bool(gradients) and x.shape[-1] == stored and (scale is None) == (x.dtype in DTYPES) and scaling in SCALINGS
@@ -107,7 +107,7 @@ def check_weight_gradients(
     require(
         rows_fit,
         "fp8_weight_gradients",
-        "x must be [...,K], or with its scale what fp8_quantize makes of that, gradients [...,N] each",
+        "x must be [...,K], or with its scale the result of fp8_quantize, gradients [...,N] each",
         x=x.shape,
         dtype=x.dtype,
         K=width,

@@ -8,8 +8,8 @@
   bounded and rounded, and their largest magnitude joined to that of the step.
 - `fp8_turn_kernel`: one program per tile: the transpose of a copy that exists.
 
-Magnitudes are compared as integers, which order them and keep what is not a number. Nothing is divided: the scale is the power of two
-whose exponent is that of the largest magnitude, so results are bitwise those of the reference.
+Magnitudes are compared as integers, which order them and keep what is not a number. There is no division: the scale is the power of two
+with the largest magnitude's exponent, so results equal the reference's bitwise.
 """
 
 import struct
@@ -40,7 +40,7 @@ ONE_SCALE, MANY_SCALES = {"NUM": 1, "COUNT": 4096}, {"NUM": 128, "COUNT": 32}
 """Scales of a program of `fp8_scale_kernel`, and maxima of each that it compares at once."""
 NORMAL, FRACTION, INFINITE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7FFFFF), tl.constexpr(0x7F800000)
 THREE_QUARTERS = tl.constexpr(0x600000)
-"""The fraction of 1.75, that of the largest number of both formats."""
+"""The fraction bits of 1.75, which the largest number of both formats has."""
 LEAST = tl.constexpr(struct.unpack("<i", struct.pack("<f", SMALLEST))[0])
 FRACTION_BITS = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}
@@ -74,7 +74,7 @@ def fp8_maxima_kernel(x, maxima, num_rows, num_columns, stride, SIDE: tl.constex
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scale_of(largest, EXPONENT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The power of two of largest magnitudes, given as bits; infinite of what is infinite, 0 of what is not a number."""
+    """The power of two of largest magnitudes, given as bits; infinite for infinity, 0 for NaN."""
     exponent = (largest >> 23) - EXPONENT + tl.where((largest & FRACTION) > THREE_QUARTERS, 1, 0)
     scale = tl.where(largest == INFINITE, INFINITE, exponent << 23)
     return tl.where(largest > INFINITE, 0, scale).to(tl.float32, bitcast=True)
@@ -90,7 +90,7 @@ def reciprocal(scale):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def fp8_scale_kernel(maxima, scales, count, num, num_padded, EXPONENT: tl.constexpr, COUNT: tl.constexpr, NUM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scales [padded] from `maxima` [count, num]; of what is only padding 1."""
+    """Scales [padded] from `maxima` [count, num]; 1 for padding."""
     index, part = tl.program_id(0) * NUM + tl.arange(0, NUM), tl.arange(0, COUNT)
     found = tl.full([NUM], LEAST, tl.int32)
     for first in range(0, count, COUNT):
@@ -102,7 +102,7 @@ def fp8_scale_kernel(maxima, scales, count, num, num_padded, EXPONENT: tl.conste
 
 @triton.jit  # type: ignore[untyped-decorator]
 def eight_bits(values, FRACTION_BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Bits of the nearest e4m3 or e5m2, ties to even; of what is not finite those of NaN. The interpreter's cast does not round."""
+    """Bits of the nearest e4m3 or e5m2, ties to even; NaN for values that are not finite. The interpreter's cast does not round."""
     bits = magnitudes(values)
     if INTERPRETED:
         LOWEST: tl.constexpr = 121 if FRACTION_BITS == 3 else 113

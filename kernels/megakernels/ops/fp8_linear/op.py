@@ -29,7 +29,7 @@ def fp8_quantize(x: Tensor, scaling: str, numbers: Tensor | None = None) -> tupl
         numbers: The linear's numbers [3, 3] with delayed, whose largest magnitude of the input is raised; None otherwise.
 
     Returns:
-        (float8_e4m3fn [..., K'], scale fp32 [1] or [K']), K' the next multiple of 16; of blocks what `blocks.kept` makes.
+        (float8_e4m3fn [..., K'], scale fp32 [1] or [K']), K' the next multiple of 16; with blocks the result of `blocks.kept`.
 
     Scratch:
         The maxima of x's tiles; in plain torch the slice of x that is being scaled; of blocks x in fp32, too.
@@ -54,14 +54,14 @@ def fp8_linears(
     """Products x · weightᵀ + bias of several weights, multiplied in eight bits.
 
     Args:
-        x: [..., K] in the weights' dtype; with a scale, what `fp8_quantize` made of it.
+        x: [..., K] in the weights' dtype; with a scale, the result of `fp8_quantize`.
         scale: scale of x if it is quantised already, with scaling tensor or delayed; None otherwise.
         weights: [N, K] each, fp32 or bf16, or packed (`weights.pack_weight`).
         biases: [N] each or None, added before rounding.
         scaling: tensor, rows, delayed, mxfp8, nvfp4 or fp8_blockwise.
         dtype: The results' dtype; None for the weights', of which none is packed then.
-        largest: The largest magnitudes of each packed weight (`packing.facts.num_largest`), fp32, and of rows of a weight under nvfp4 that
-            of all its rows; None for others; may be empty.
+        largest: The largest magnitudes of each packed weight (`packing.facts.num_largest`), fp32, and for rows of a weight under nvfp4 the
+            one over all its rows; None for others; may be empty.
         numbers: Numbers [3, 3] of each weight under delayed, the first's of x too, whose largest magnitudes are raised; or empty.
         taken: Rows of the only weight, of blocks, that multiply; the others are of the same blocks. None for all rows.
 
@@ -126,12 +126,12 @@ def fp8_weight_gradients(
 
     Args:
         gradients: [..., N] each.
-        x: [..., K], or with its scale what `fp8_quantize` made of that, with scaling columns where this one is rows.
+        x: [..., K], or with its scale the result of `fp8_quantize`, with scaling columns if this scaling is rows.
         scale: scale of x if it is quantised; None otherwise.
         width: K.
         scaling: tensor, rows, delayed, mxfp8, nvfp4 or fp8_blockwise.
         gradient_format: e4m3 or e5m2, in which the gradients multiply.
-        biases: true for each linear that has one.
+        biases: true for each linear with a bias.
         numbers: The numbers of each weight, as `fp8_linears` takes them.
 
     Returns:

@@ -3,7 +3,7 @@
 An operand of a product is stored with the summed dim last, and has one scale for the whole matrix or one for each row, which becomes one
 for each row or column of the result. A scale is a power of two: dividing by it is exact, so how an element rounds depends on the scale only
 where the element is subnormal in the eight-bit format, for e4m3 below 2^-14 of the largest one. Scales of a part of a matrix therefore give
-the same values as those of the whole, and no maximum has to be reduced over ranks.
+the same values as scales of the whole, and no maximum has to be reduced over ranks.
 
 torch's scaled matmul takes dims that 16 divides; operands are padded with zeros to the next multiple.
 
@@ -28,7 +28,7 @@ class Operand(NamedTuple):
 
     Attributes:
         data: Eight-bit [rows, summed], contiguous, padded with zeros; fp32 values where blocks have scales.
-        scale: fp32, what the elements were divided by: one, or one for each row; None for values.
+        scale: fp32 divisors of the elements: one, or one per row; None for values.
     """
 
     data: Tensor

@@ -2,16 +2,16 @@
 
 A shard is packed on its rank, and the rows of all shards are the packed matrix. With scaling tensor a row has its elements in e4m3, with
 mxfp8 elements and a scale for 32 of them, with nvfp4 two codes a byte and a scale for 16; with rows its elements and its scale; with
-fp8_blockwise its elements, whose scales follow from the largest magnitudes of 128 x 128 elements, which shards may divide. Elements
-and scales are those of the operand that is made of the whole matrix. MXFP8 has other elements for the product that makes the input's
-gradient, whose blocks are of 32 rows: their scales lie behind the elements, too, those of 32 rows together. With rows the elements of that
-product are scaled by the columns of the whole matrix, whose largest numbers every shard has; the place of a row's scale is then empty.
-Blocks of NVFP4 have 16 rows: one matrix serves both products.
+fp8_blockwise its elements, whose scales follow from the largest magnitudes of 128 x 128 elements, which shards may divide. Elements and
+scales equal those of the operand made from the whole matrix. MXFP8 has other elements for the product that makes the input's gradient,
+whose blocks are of 32 rows: their scales lie behind the elements, too, those of 32 rows together. With rows the elements of that product
+are scaled by the columns of the whole matrix, whose largest numbers every shard has; the place of a row's scale is then empty. Blocks of
+NVFP4 have 16 rows: one matrix serves both products.
 
 With delayed a row has its elements, and the factor is given.
 
-Blocks of a shard are those of the matrix if it has whole ones (`packing.facts.packs`). What concerns the whole matrix is given: its largest
-number, or those of its columns or of its blocks.
+Blocks of a shard equal the matrix's blocks if the shard has whole ones (`packing.facts.packs`). Values of the whole matrix are given: its
+largest number, or the largest of its columns or blocks.
 """
 
 import torch
@@ -35,7 +35,7 @@ def pack_weight(
         scaling: tensor, rows, delayed, mxfp8, nvfp4 or fp8_blockwise.
         packed: uint8 [rows, packing.facts.packed_columns(K)], rows with dense elements.
         largest: The largest magnitudes of the whole weight in `dtype`, fp32 [packing.facts.num_largest(N, K)]; None for mxfp8 and delayed.
-        dtype: The dtype that the weight has where it is gathered as it is; elements are rounded to it first.
+        dtype: The dtype of the weight when gathered unpacked; elements are first rounded to it.
         turned: True for the elements of the other product, if they differ (`packing.facts.TWO_FORMS`).
         place: Index of the first row in the weight.
         delayed: The weight's numbers of delayed scaling, to which the shard's largest magnitude is joined; None for others.
@@ -113,7 +113,7 @@ def _pack_squares(rows: Tensor, out: Tensor, largest: Tensor, place: int) -> Non
 
 
 def _unpacked_squares(packed: Tensor, largest: Tensor, *, turned: bool) -> Operand:
-    """The values of a packed weight, or of its transpose, rows filled up to whole blocks as those of an operand are."""
+    """The values of a packed weight, or of its transpose, rows padded to whole blocks, like an operand's."""
     found, size = packed.view(E4M3).mT if turned else packed.view(E4M3), BLOCKS["fp8_blockwise"]
     across = squares(*found.shape)[1]
     values = torch.empty((found.shape[0], across * size), dtype=torch.float32, device=packed.device)

@@ -1,6 +1,6 @@
 """Triton kernels of the convolution between two gates, of up to four taps: one forward, one backward.
 
-Each input is read once and in whole vectors, except for the few positions before a tile and after it. Backward, each program's share of the
+Each input is read once, in full vectors, except for the few positions before a tile and after it. Backward, each program's share of the
 weight gradient is summed afterwards in a fixed order: no atomics, bitwise reproducible. Rows may be pieces of a sequence, each with the
 products directly before it.
 """

@@ -1,6 +1,6 @@
 """The backward kernel: one walk over positions makes the gradients of the gates, the value, the products before, and of the taps.
 
-The gradient of a product is whole when the last tap that reads it has passed, TAPS − 1 positions later: until then its parts and its two
+The gradient of a product is complete after the last tap that reads it, TAPS − 1 positions later: until then its parts and its two
 factors are in registers.
 """
 

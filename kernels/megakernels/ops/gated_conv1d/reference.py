@@ -37,7 +37,7 @@ def forward(given: GatedConvolution, before: Tensor | None = None) -> Tensor:
 def backward(
     grad_y: Tensor, given: GatedConvolution, needs: Sequence[bool], before: Tensor | None = None
 ) -> tuple[tuple[Tensor | None, ...], Tensor | None]:
-    """Returns the gradients of input_gate, output_gate, value, weight and bias, None where not needed, and that of `before`."""
+    """Returns the gradients of input_gate, output_gate, value, weight and bias, None if not needed, and the gradient of `before`."""
     convolution = _convolution(given, before)
     wide_y = upcast(grad_y)
     grad_output_gate = None
@@ -68,7 +68,7 @@ def _convolution(given: GatedConvolution, before: Tensor | None) -> Convolution:
 
 
 def _of_rows(padded: Tensor, before: Tensor | None) -> Tensor:
-    """Pieces after what was put before them, as rows again."""
+    """Pieces without the values put before them, as rows again."""
     if before is None:
         return padded
     return padded[:, before.shape[2] :].reshape(before.shape[0], -1, before.shape[3])

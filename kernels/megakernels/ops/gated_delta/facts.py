@@ -61,7 +61,7 @@ class DeltaSizes(NamedTuple):
         groups: Heads of keys.
         keys: Width of a key.
         values: Width of a value.
-        rows: True if each row of a state has a decay of its own (Kimi delta attention).
+        rows: True if each row of a state has its own decay (Kimi delta attention).
         chunk_size: Positions computed at once.
         save_every: Positions between two saved states.
         itemsize: Bytes of an element of q.
@@ -129,7 +129,7 @@ class DeltaSizes(NamedTuple):
         return _extents(self, backward)
 
     def kernels(self, work: Work, tokens: int) -> Passes | None:
-        """One ideal kernel each way: what its kernels hand to one another through memory is not counted."""
+        """One ideal kernel per pass: intermediates between the actual kernels are not counted."""
         return ideal_passes(work, tokens) if self.accepted else None
 
     def plain(self, work: Work, tokens: int) -> Passes:

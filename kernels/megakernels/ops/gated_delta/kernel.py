@@ -16,7 +16,7 @@ buffers with a slot per tile and head, of a part of the segments at once; backwa
 - `delta_unit_gradient_kernel`: one program per 16 rows of a tile and key head: gradients of q and k.
 
 No program adds to another's result: results are bitwise reproducible. The formulas are the reference's. Operands of products have q's
-dtype, products accumulate in fp32, and so does the state that is carried. No exponent is positive, and those of hidden pairs are masked
+dtype, products and the carried state accumulate in fp32. No exponent is positive, and those of hidden pairs are masked
 before they are exponentiated.
 """
 

@@ -1,7 +1,7 @@
 """Backward kernels over the columns of a tile's states and values.
 
-With G the transposed inverse of a tile's system times the gradient of X (`solved`): the gradients of v, of systems and of scores; then what
-reaches a tile's keys and queries through its states.
+With G the transposed inverse of a tile's system times the gradient of X (`solved`): the gradients of v, of systems and of scores; then the
+gradients of a tile's keys and queries through its states.
 """
 
 import triton

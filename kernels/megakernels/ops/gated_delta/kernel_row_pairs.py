@@ -37,7 +37,7 @@ def delta_row_pair_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR
 
     `falls` and `keys` have what the log decays of earlier and of later positions scale, and the gradient of β is written. In `falls` pairs
     of later positions cancel, so row and column of a pair multiply the same rounded factors. With `PRECISE` a second plane of it has sums
-    over the pairs of the block across each position instead: what cancels would leave the rounding of the larger.
+    over the pairs of the block across each position instead: a difference would keep the rounding of the larger sum.
     """
     blocks: tl.constexpr = Q // SIDE
     block = tl.program_id(0) % blocks

@@ -48,7 +48,7 @@ def part_of(wide: int, name: str) -> int:
 
 
 def prepare(given: GatedDeltaInputs, sizes: DeltaExtents, made: Buffers, first: int, count: int) -> None:
-    """A part's decayed rows, scores, inverted systems, and what these make of keys and values."""
+    """A part's decayed rows, scores, inverted systems, and their products with keys and values."""
     q, k, v, decay, beta, A_log, dt_bias, starts = given[:8]
     (batch, num_positions, num_groups, key_width), num_heads = q.shape, v.shape[2]
     Q, K, _ = sizes.sides.values()

@@ -1,7 +1,7 @@
 """A piece of the gated delta rule, for some heads, from an initial to the final state.
 
 Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_scans`). They write
-into parts of tensors of the caller, so that groups of heads are processed in turn.
+into parts of tensors of the caller, so that groups of heads are processed one after another.
 """
 
 from collections.abc import Sequence

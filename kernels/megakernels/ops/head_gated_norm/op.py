@@ -44,7 +44,7 @@ def head_gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, sigm
 
 
 def _module(x: Tensor) -> ModuleType:
-    """The kernels where they take these rows, or plain torch."""
+    """The kernels if they support these rows, else plain torch."""
     return kernel if runs_triton(x) and (kernel := kernel_module(reference)).accepts(x) else reference
 
 

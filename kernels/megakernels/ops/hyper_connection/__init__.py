@@ -1,1 +1,1 @@
-"""Hyper-connections: what a block reads of several residual streams, and what it adds to them."""
+"""Hyper-connections: how a block reads several residual streams and adds to them."""

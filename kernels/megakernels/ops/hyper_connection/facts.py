@@ -1,4 +1,4 @@
-"""Facts of hyper-connections: sizes of what is saved, and scratch."""
+"""Facts of hyper-connections: sizes of saved tensors, and scratch."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ def collapse_streams(x: Tensor, weight: Tensor, base: Tensor, scale: Tensor, how
 
     A token's numbers are u = weight · x / rms(x), its logits scale · u + base, where each kind of numbers has one scale: n of pre, n of
     post, n² of comb. The stream is Σ (σ(pre) + eps) · streams. Weights are post_scale · σ(post) and the matrix comb: the softmax of each
-    row of its logits, divided in turn by the sums of its columns and rows until it is doubly stochastic. Without comb eps is added to post.
+    row of its logits, divided alternately by the sums of its columns and rows until it is doubly stochastic. Without comb eps is added to
+    post.
 
     Args:
         x: [..., n · h], the streams side by side.

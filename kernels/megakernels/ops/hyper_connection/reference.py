@@ -18,7 +18,7 @@ from megakernels.ops.hyper_connection.facts import Connection
 
 
 class Weights(NamedTuple):
-    """Weights of R tokens: pre and post [R, n], comb [R, n, n] (None without), and what the matrix was divided by, with its softmax."""
+    """Weights of R tokens: pre and post [R, n], comb [R, n, n] (None without), and the divisors of the matrix, with its softmax."""
 
     pre: Tensor
     post: Tensor

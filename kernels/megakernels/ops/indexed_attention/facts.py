@@ -19,7 +19,7 @@ SCORE_COLUMNS = 64
 DIFFERENCE_BLOCK = 1024
 """Keys of a step of `index_difference_kernel`."""
 INDEX_TILE = 64
-"""Queries, and keys, of the largest tile of index products: chunks are whole ones, and the gradient of the scores is written in them."""
+"""Queries, and keys, of the largest tile of index products: chunks consist of whole tiles, also for the scores' gradient."""
 INDEX_CHUNK_ELEMENTS = 1 << 25
 """Index scores held at once, over all sequences."""
 INDEX_NORM_ROWS = 16
@@ -64,7 +64,7 @@ MASS_TILES = {
 
 
 class Held(NamedTuple):
-    """Bytes of what the kernels hold: rotated queries, keys or their gradient, chosen keys as bits, and one chunk's scores."""
+    """Bytes of the kernels' scratch: rotated queries, keys or their gradient, chosen keys as bits, and one chunk's scores."""
 
     queries: int
     keys: int
@@ -80,7 +80,7 @@ class IndexedSizes(NamedTuple):
         index_heads: Heads of the index.
         index_width: Width of an index head.
         pieces: Pieces of the sequence that this rank's queries are.
-        rotated: Columns of an index head that rotary embedding turns.
+        rotated: Columns of an index head that rotary embedding rotates.
     """
 
     core: AttentionSizes
@@ -120,7 +120,7 @@ class IndexedSizes(NamedTuple):
         return forward, Pass(work.moved_input * tokens + 9 * scores + 38 * turned, (3 * EXACT + 2) * scored + mass, 16)
 
     def kernels(self, work: Work, tokens: int) -> Passes | None:
-        """The index's own passes, and what attention to all keys takes in addition to attention to the chosen ones."""
+        """The index's own passes, and the excess of attention to all keys over attention to the chosen ones."""
         if not self.accepted:
             return None
         core, own = self.core, self.own_passes(work, tokens)
@@ -139,7 +139,7 @@ class IndexedSizes(NamedTuple):
         return forward, backward
 
     def plain(self, _work: Work, _tokens: int) -> Passes:
-        """The index in plain torch, which runs in one operation with the attention: what it takes in addition to that.
+        """The index in plain torch, which runs in one operation with the attention: its additional work.
 
         Forward: scores of all index heads, and the choice by their sum. Backward: these again, and the loss of both. The attention with a
         choice allocates new scores where attention without one works in place.
@@ -162,7 +162,7 @@ class IndexedSizes(NamedTuple):
         return forward, Pass(moved, 6 * scores * width, loop.blocks * (46 + 6 * copied) + 78, is_fp32=True)
 
     def held(self) -> Held:
-        """Bytes of what the kernels hold."""
+        """Bytes of the kernels' scratch."""
         core = self.core
         rows = chunk_rows(core.batch, core.queries // self.pieces, core.keys) if core.queries else 0
         columns = num_columns(core.keys)

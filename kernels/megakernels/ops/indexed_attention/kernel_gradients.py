@@ -115,7 +115,7 @@ def index_query_kernel(  # type: ignore[no-untyped-def]
     """Gradients of a tile of rotated queries of one index head, in their place, and of their weights."""
     head, batch = tl.program_id(0), tl.program_id(2).to(tl.int64)
     num_heads = tl.num_programs(0)
-    first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * M  # those that see the most keys are begun first
+    first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * M  # queries that see the most keys are processed first
     within = first_row + tl.arange(0, M)
     there = within < num_rows
     row = batch * num_queries + offset + within
@@ -152,9 +152,9 @@ def index_key_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr, HAS_WINDOW: tl.constexpr,
     HAS_STARTS: tl.constexpr, ZIG_ZAG: tl.constexpr,
 ):  # fmt: skip
-    """Adds to a tile of the gradient of the keys what the queries of the chunk make of it, of all index heads."""
+    """Adds the part of the chunk's queries, over all index heads, to a tile of the keys' gradient."""
     batch = tl.program_id(1).to(tl.int64)
-    first_key = tl.program_id(0) * N  # those that the most queries see are begun first
+    first_key = tl.program_id(0) * N  # keys that the most queries see are processed first
     at = first_key + tl.arange(0, N)
     column = tl.arange(0, D)
     place = stored(at, key_length, num_ranks, ZIG_ZAG=ZIG_ZAG)

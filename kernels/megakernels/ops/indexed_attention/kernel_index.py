@@ -1,7 +1,7 @@
 """Kernels of the indexer: its keys and queries, index scores, and the keys that a query chooses.
 
 Index scores are fp32 products of three TF32 ones, as near the reference's as fp32 allows: a relu's side and the order of scores follow from
-them. Forward and backward run the same kernel on the same rows, so that scores compare with a saved threshold as they did.
+them. Forward and backward run the same kernel on the same rows, so that scores compare with a saved threshold as in the forward.
 """
 
 import triton

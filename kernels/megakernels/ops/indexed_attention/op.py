@@ -24,15 +24,15 @@ def indexed_attention(
     *, scale: float, top_k: int, loss_factor: float, eps: float, window: int | None = None,
     starts: Tensor | None = None, sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Softmax attention of every query to the `top_k` visible keys of largest index score, of equal scores to those that come first.
+    """Softmax attention of every query to the `top_k` visible keys of largest index score, of equal scores the first ones.
 
     The score of key s for query t is Σ_i w_{t,i} relu(a_{t,i} · b_s) / √(I D): a the rotated index queries, b the rotated layer norm of
     index keys. The choice itself has no gradient. Instead the backward gives the indexer's inputs the gradient of
 
         loss_factor · Σ_t Σ_h KL(p_{t,h} ‖ softmax of the scores of t's chosen keys),
 
-    p_{t,h} being head h's attention to keys, a constant whose sum is 1 less what a sink takes; whatever the gradient of the output is. And
-    q, k, v and sinks get none of that loss.
+    p_{t,h} being head h's attention to keys, a constant whose sum is 1 minus the sink's share; independent of the output's gradient. And q,
+    k, v and sinks get no gradient from that loss.
 
     Args:
         q: [B, T, H, E].
@@ -46,7 +46,7 @@ def indexed_attention(
         cos: fp32 [T, R/2] with R ≤ D: angles of the first R dims of a and b; no gradient.
         sin: fp32 [T, R/2]; no gradient.
         scale: Factor on the attention scores.
-        top_k: Keys that a query attends to; all where it sees no more.
+        top_k: Keys that a query attends to; all if fewer are visible.
         loss_factor: Factor of the indexer's loss: coefficient / (tokens of the batch · heads of all ranks).
         eps: Epsilon of the layer norm.
         window: Position i sees j with i − window < j ≤ i; None sees all j ≤ i.

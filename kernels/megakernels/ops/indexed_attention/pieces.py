@@ -1,8 +1,8 @@
 """Indexed attention of a rank that has some equal pieces of a sequence: its queries, and the keys of all pieces in any order.
 
 Operations without an autograd formula, forward and backward, for a caller that gathers keys for each of them and keeps its own part only
-(`megarun.parallel.groups.context_indexer`). A query chooses among all keys before it, wherever they are stored, as on one rank. What is
-gathered of the indexer is its keys after norm and rotation, for the angles are those of a rank's own positions.
+(`megarun.parallel.groups.context_indexer`). A query chooses among all keys before it, wherever they are stored, as on one rank. Of the
+indexer, keys are gathered after norm and rotation, because the angles are for a rank's own positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +45,7 @@ class IndexedSettings(NamedTuple):
 
     Attributes:
         scale: Factor on the attention scores.
-        top_k: Keys that a query attends to; all where it sees no more.
+        top_k: Keys that a query attends to; all if fewer are visible.
         loss_factor: Factor of the indexer's loss.
         window: See `megakernels.attention`.
         query_pieces: Numbers of the pieces of queries, in order.
@@ -99,7 +99,7 @@ def indexed_attention_pieces(
         k: [B, t · len(key_pieces), H, E].
         v: [B, t · len(key_pieces), H, V].
         index_q: [B, t · len(query_pieces), I, D].
-        keys: fp32 [B, t · len(key_pieces), D], what `index_keys` made on every rank.
+        keys: fp32 [B, t · len(key_pieces), D], the results of `index_keys` on every rank.
         index_weights: [B, t · len(query_pieces), I].
         cos: [t · len(query_pieces), R/2], angles of the queries.
         sin: The same.
@@ -114,11 +114,11 @@ def indexed_attention_pieces(
         As `indexed_attention`, without the keys and their gradient, which are an argument and a result.
 
     Triton:
-        The kernels of `indexed_attention`, which read the keys where they are stored. More than two pieces of queries, or keys in another
+        The kernels of `indexed_attention`, which read the keys in place. More than two pieces of queries, or keys in another
         order than that of a context-parallel group, stay with plain torch.
 
     Raises:
-        ValueError: Shapes do not fit, or a piece of q is none of k's.
+        ValueError: Shapes do not fit, or a piece of q is not among k's.
     """
     positions = k.shape[1]
     fits = v.shape[1] == keys.shape[1] == positions and index_q.shape[:2] == index_weights.shape[:2] == q.shape[:2]
@@ -135,8 +135,8 @@ def indexed_attention_pieces_choice(*given: Any, sinks: Tensor | None = None) ->
     """`indexed_attention_pieces`, of its arguments in order, with the choice last.
 
     Returns:
-        Its results, and the keys of the whole sequence that own queries chose, as of `indexed_attention_choice`: int32 [B, positions of q,
-        words], by position in the sequence. The backward is `indexed_attention_pieces_backward`.
+        Its results, and the keys of the whole sequence that own queries chose, as from `indexed_attention_choice`: int32 [B, positions of
+        q, words], by position in the sequence. The backward is `indexed_attention_pieces_backward`.
 
     Scratch:
         As `indexed_attention_pieces`; the bits are a result.
@@ -156,7 +156,7 @@ def indexed_attention_pieces_backward(
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of q, index_q and index_weights, then of k, v, keys and, if given, sinks the part that these queries make.
 
-    `made` is what `indexed_attention_pieces` returned; the other arguments are its.
+    `made` is the result of `indexed_attention_pieces`; the other arguments are the same.
     """
     given = q, k, v, index_q, keys, index_weights, cos, sin, starts, sinks
     found: list[Tensor] = _pieces_backward(grad_out, *given, *made, *_plain(settings))

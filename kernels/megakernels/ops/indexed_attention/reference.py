@@ -3,11 +3,11 @@
 With I the index scores, S_t the top_k visible keys of largest score, of equal ones those that come first, and s = scale · q kᵀ:
 out = Σ_{S_t} p v with p = exp(s − lse), and c = exp(I − index_lse) the softmax of scores over S_t. The backward recomputes both from what
 is saved, each query's threshold, the top_k-th largest score, among it: a key above it is chosen, and of those equal to it as many as are
-wanted. Index scores are recomputed as they were computed, so that they compare as they did.
+wanted. Index scores are recomputed in the same way, so that comparisons have the same results.
 
 Queries may be a piece of a sequence: they come from position `first` on, and keys are all of the sequence up to the piece's end.
 
-Attention's gradients are those over S_t. The indexer's loss, Σ_h KL(p_h ‖ c), has ∂/∂I = Σ_h (m_h c − p_h) over S_t, where m_h = Σ p_h is 1
+Attention's gradients are over S_t. The indexer's loss, Σ_h KL(p_h ‖ c), has ∂/∂I = Σ_h (m_h c − p_h) over S_t, where m_h = Σ p_h is 1
 less what a sink takes. It is a sum over heads: ranks with some of the heads each have a part of it. I = Σ_i w_i relu(a_i · b) / √(I D)
 takes that to a, b and w; b = rotated layer norm.
 
@@ -65,7 +65,7 @@ class Indexed(NamedTuple):
     first: int = 0
 
     def blocks(self) -> Iterator[tuple[slice, slice]]:
-        """Blocks of queries, each with the keys that any of them sees."""
+        """Blocks of queries, each with the keys visible to any of them."""
         batch, num_queries, num_heads, _ = self.q.shape
         widest = max(num_heads, self.index_q.shape[2])
         for rows in row_blocks(num_queries, batch * widest * self.k.shape[1], PLAIN_SCORES, PLAIN_QUERIES):
@@ -223,8 +223,8 @@ def _attended(given: Indexed, queries: Tensor, keys: Tensor, chosen: Tensor) -> 
 def _difference(logits: Tensor, index_logits: Tensor, p: Tensor) -> Tensor:
     """Σ_h (c Σ p_h − p_h), [B, q, k], of log p [B, H, q, k] and log c [B, q, k], −∞ where a key is not chosen; p is overwritten.
 
-    Where the two are close, as early in training, p − c = c (exp(log p − log c) − 1) has the rounding of neither. Sums over keys are what
-    sinks take of p, and the rounding of the two log-sum-exps, which scales a whole row; they are subtracted.
+    Where the two are close, as early in training, p − c = c (exp(log p − log c) − 1) has the rounding of neither. Sums over keys include
+    the sinks' share of p and the rounding of the two log-sum-exps, which scales a whole row; they are subtracted.
     """
     c = index_logits.exp().unsqueeze(1)
     gap = logits.sub_(index_logits.unsqueeze(1))

@@ -10,7 +10,7 @@ from megakernels.ops.fp8_linear.facts import VALUE_BYTES, Operands
 LOGITS_SLICE_ELEMENTS = 1 << 27
 """Largest number of logits at a time: 256 MiB in bf16."""
 WHOLE_BLOCKS = 128
-"""Divisor of the columns of a slice in a recipe's format: those of the largest block of scales."""
+"""Divisor of the columns of a slice in a recipe's format: the columns of the largest block of scales."""
 
 
 def slice_columns(rows: int, vocab: int, *, scaled: bool = False) -> int:

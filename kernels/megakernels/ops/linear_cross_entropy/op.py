@@ -47,7 +47,7 @@ def linear_cross_entropy(
         is added to it. With a scaling also the rows in it, in backward twice, and one product's copies of weight and gradient.
 
     Triton:
-        The kernels of `cross_entropy` on each slice of logits, in place; products are torch's, copies those of `fp8_quantize`.
+        The kernels of `cross_entropy` on each slice of logits, in place; products are torch's, copies `fp8_quantize`'s.
 
     Raises:
         ValueError: shapes or dtypes do not fit or, on a CPU, a label is out of bounds; on CUDA the device asserts.
@@ -55,7 +55,7 @@ def linear_cross_entropy(
     Source: arXiv:2411.09009, section 4; z-loss: arXiv:2204.02311, section 5.
     """
     _require("linear_cross_entropy", x, weight, labels, scaling, gradient_format)
-    require(scaling != DELAYED, "linear_cross_entropy", "scaling delayed is that of slices", scaling=scaling)
+    require(scaling != DELAYED, "linear_cross_entropy", "scaling delayed exists for slices only", scaling=scaling)
     loss: Tensor = _linear_cross_entropy(x, weight, labels, ignore_index, z_loss, scaling, gradient_format)[0]
     return loss
 
@@ -63,7 +63,7 @@ def linear_cross_entropy(
 def linear_slice_statistics(
     x: Tensor, weight: Tensor, labels: Tensor, first: int, scaling: str = "", numbers: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Statistics of each row over a slice of the vocabulary, of logits x weightᵀ that are never all stored; not differentiable.
+    """Statistics of each row over a slice of the vocabulary, of logits x weightᵀ, which never exist in full; not differentiable.
 
     Args:
         x: [N, h].
@@ -112,7 +112,7 @@ def linear_slice_gradients(
         numbers: The head's numbers, as `linear_slice_statistics` takes them.
 
     Returns:
-        The required gradients: the slice's share of x's [N, h], to be summed over slices, and the weight's.
+        The required gradients: the slice's share of x's gradient [N, h], to be summed over slices, and the weight's gradient.
 
     Scratch:
         As `linear_cross_entropy` backward.

@@ -1,7 +1,7 @@
 """Products of a slice of the vocabulary: in the rows' dtype, or in the format of a low-precision recipe.
 
 In fewer bits the rows are quantised once a pass, for the logits and, turned, for the weight's gradient; a slice of the weight and of the
-logits' gradient is quantised for each product. Slices have whole blocks of scales.
+logits' gradient is quantised for each product. Slices consist of whole blocks of scales.
 """
 
 from typing import NamedTuple, Protocol
@@ -95,7 +95,7 @@ class Narrow(NamedTuple):
 
 
 def products_of(x: Tensor, scaling: str, gradient_format: str = "", numbers: Tensor | None = None, *, backward: bool = False) -> Products:
-    """The products of rows; `scaling` is empty for their own dtype, `numbers` are those of delayed scaling."""
+    """The products of rows; `scaling` is empty for products in the operands' dtype, `numbers` are for delayed scaling."""
     if not scaling:
         return Wide(x)
     columns = choice.operand(x, scaling, INPUT, transposed=True, second=True, numbers=numbers) if backward else None

@@ -3,7 +3,7 @@
 With g the gradient of a slice's logits, the slice of the weight's gradient is gᵀ x, in one product, and x's is the sum of g W over the
 slices. So the loop needs one slice of logits, and an accumulator of x's size.
 
-The weight may itself be a shard of the vocabulary that starts at `first`: then its log-sum-exp is that of the shard, and the caller
+The weight may itself be a shard of the vocabulary that starts at `first`: then its log-sum-exp is the shard's, and the caller
 combines the shards.
 """
 

@@ -23,7 +23,7 @@ LARGEST_KEYS, LARGEST_VALUES = 128, 16
 SPAN_BYTES = 512 << 20
 """Scratch bytes for a span: its states, their tanh and gradients, and the partial gradients of q and k."""
 M2RNN_PLAIN_POSITIONS = 8
-"""Positions of a turn of plain torch's loop."""
+"""Positions per iteration of plain torch's loop."""
 PASSES = FixedRatios(
     KernelPass(products=533, kinds=(KindShare("m2rnn.forward"),)),  # TF32, of three parts
     KernelPass(1150, 16, 544, (KindShare("m2rnn.backward", launches=16),)),  # launches when the steps were profiled; now 7 and 6 a span
@@ -130,7 +130,7 @@ class RecurrenceSizes(NamedTuple):
 
     @property
     def longest_span(self) -> int:
-        """Positions of the longest span: the last one, or a whole one before it."""
+        """Positions of the longest span: the last span, or a full one before it."""
         before = max(0, self.segments - self.span_segments)
         return max(self.positions - before * self.save_every, min(self.span_segments, before) * self.save_every)
 

@@ -35,7 +35,7 @@ def spread_options(key_width: int) -> dict[str, int]:
 
 
 def walk_options(key_width: int) -> dict[str, int]:
-    """Options of kernels that take positions in order, with a warp for 32 rows: more of them wait for each other at every position.
+    """Options of kernels that take positions in order, with a warp for 32 rows: more warps would wait for each other at every position.
 
     Measured with a state of 64 x 16 on an H200, where the next position's loads start early: 3.99 ms with two warps, 4.50 with four.
     """

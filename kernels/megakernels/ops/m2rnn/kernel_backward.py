@@ -1,4 +1,4 @@
-"""The recurrence's backward kernels: states again, the walk of the state's gradient, and what follows from both at each position."""
+"""The recurrence's backward kernels: recomputed states, the recurrence of the state's gradient, and results at each position."""
 
 import triton
 import triton.language as tl

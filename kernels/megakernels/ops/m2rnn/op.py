@@ -37,8 +37,8 @@ def m2rnn(
         states: fp32 [B, ceil(T / save_every) + 1, H, K, V], the state before each segment, and the last.
 
     Scratch:
-        Backward: states of a span of segments, their tanh and gradients, and the partial gradients of q and k: 512 MiB, or one segment's.
-        Sums for the parameters' gradients for every 16 positions.
+        Backward: states of a span of segments, their tanh and gradients, and the partial gradients of q and k: up to 512 MiB, or one
+            segment. Sums for the parameters' gradients for every 16 positions.
 
     Triton:
         One kernel forward; three backward for each span of segments. States of more than 128 keys or 16 values use plain torch.

@@ -92,7 +92,7 @@ class Chunk:
     phase: Tensor  # [B, H, Q, N], θ
     pairs: tuple[slice, slice]  # the dims that angles rotate, first and second of each pair
     turn: Tensor  # [B, 1, Q, N], π tanh(angles)
-    sums: Tensor  # [B or 1, 1, Q, Q], 1 where a phase includes a turn: not later, in the same document
+    sums: Tensor  # [B or 1, 1, Q, Q], 1 if a phase includes a position's rotation: not later, in the same document
     before: Tensor  # [B or 1, 1, Q, 1], 1 in documents that began before the chunk
     decay: Tensor  # [B, H, Q, Q], exp(c_i − c_j) below the diagonal, in the same document
     weight: Tensor  # [B, H, Q, Q], decay · w_j, and γ on the diagonal

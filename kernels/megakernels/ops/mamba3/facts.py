@@ -40,7 +40,7 @@ class Mamba3Extents(NamedTuple):
         at_once: Segments whose states are stored at once.
         stored: Elements that the backward stores per segment, for all sequences and heads: states, their gradients, those of queries, of
             keys and of outputs.
-        passed_on: Sums in fp32 that it stores per segment: what log decays scale in each half of the states that are carried on.
+        passed_on: Sums in fp32 that it stores per segment: the gradients of log decays through each half of the carried states.
     """
 
     sides: dict[str, int]
@@ -203,12 +203,12 @@ class TrapezoidalScan(NamedTuple):
         return base.KernelBytes(of_inputs + parameter_bytes, last, scratch)
 
     def tables(self) -> int:
-        """Bytes of what the kernels over tiles read per position and head: `NUM_TABLES` values, and cosines and sines of the angles."""
+        """Bytes that the kernels over tiles read per position and head: `NUM_TABLES` values, and cosines and sines of the angles."""
         of_head = NUM_TABLES * base.SUMS_BYTES + 2 * self.angles * self.itemsize
         return self.batch * self.positions * self.heads * of_head
 
     def turns(self) -> int:
-        """Bytes of the turns per position, from which the angles of all heads are made before any state is stored."""
+        """Bytes of the rotations per position, from which all heads' angles are made before any state is stored."""
         return base.SUMS_BYTES * self.batch * self.positions * self.angles
 
     def ends(self) -> int:

@@ -46,8 +46,9 @@ class Gradients:
         grad_queries = grad_scores @ chunk.keys + from_state @ state
         grad_keys = grad_scores.mT @ chunk.queries + kept_weight * (chunk.values @ grad_next)
 
-        # A position's log decay scales every pair i ≥ t > j, what positions i ≥ t read from the state, what positions j < t add to the next
-        # state, and the state passed on. Summing exactly these terms, instead of differences of row and column sums, avoids cancellation.
+        # A position's log decay scales every pair i ≥ t > j, reads of the state by positions i ≥ t, additions of positions j < t to the
+        # next state, and the state passed on. Summing exactly these terms, instead of differences of row and column sums, avoids
+        # cancellation.
         grad_weight = by_position(grad_mixing * chunk.scores, chunk)
         pairs = grad_weight * chunk.weight
         ones = torch.ones(pairs.shape[-2:], dtype=pairs.dtype, device=pairs.device)

@@ -4,7 +4,7 @@ A tile has 64 rows (fp32: 16): ranks of positions, fewer positions the more rank
 start state and phase are saved.
 
 - `mamba3_table_kernel`: one program per segment and some heads: coefficients and running log decays of every position.
-- `mamba3_turn_kernel`: one program per few positions: what their angles turn by in a unit step, which all heads share.
+- `mamba3_turn_kernel`: one program per few positions: the rotation of their angles in a unit step, which all heads share.
 - `mamba3_angle_kernel`: one program per sequence and head (in backward also per segment): cosines and sines of the angles.
 - `mamba3_state_kernel`: one program per sequence and head, in backward also per segment: the states before each tile.
 - `mamba3_output_kernel`: one program per few tiles and head: y, or the gradients of z, D, the output projections and rank outputs.
@@ -20,9 +20,9 @@ start state and phase are saved.
 States before tiles go through memory: a program that carries the state while it makes outputs or gradients has more than 255 registers.
 The states of a part of the segments are stored at once: the kernels between the tables and the sums of angles run for each part, from the
 last. No program adds to another's result at the same time: results are bitwise reproducible. The formulas are the reference's. Operands of
-products have x's dtype, products accumulate in fp32, and so does the state that is carried; log decays are summed in fp64, and differences
-of the sums are masked before they are exponentiated. An angle's gradient multiplies gradients of rotated rows by the rounded rows that the
-products took: where it turns queries and keys by the same angle the parts then cancel except for fp32's rounding.
+products have x's dtype; products and the carried state accumulate in fp32; log decays are summed in fp64, and differences of the sums are
+masked before they are exponentiated. An angle's gradient multiplies gradients of rotated rows by the rounded rows that the products took:
+where it turns queries and keys by the same angle the parts then cancel except for fp32's rounding.
 """
 
 import torch

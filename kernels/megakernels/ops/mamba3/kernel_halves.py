@@ -1,4 +1,4 @@
-"""Shared by the scan's kernels: halves of a state's dims, of rows of B and C, rotated, and of what kernels store for one another.
+"""Shared by the scan's kernels: halves of a state's dims, of rotated rows of B and C, and of intermediates between kernels.
 
 Each half has S of the dims, the pairs that angles rotate, the two dims of a pair in neighbouring columns. Angles rotate `TURNS` halves: the
 second one only where there are more than S // 2 angles. `cosines` and `sines` [B, H, T, N] have those of each position's angles.
@@ -138,8 +138,8 @@ def turned_half(  # type: ignore[no-untyped-def]
 
     `angles` are cosines and sines; `row_places` batch, head and group, and of each row its position, its rank and whether it exists;
     `sizes` positions, heads, ranks, dims and angles; `strides` those of B and C.
-    Rows that do not exist are finite: what they meet, weights, values or gradients, is zero. `ONCE` is for the first operand of a product:
-    from elementwise operations alone the compiler would make it twice, once in the registers that the product reads.
+    Rows that do not exist are finite: they are multiplied by weights, values or gradients of zero. `ONCE` is for the first operand of a
+    product: from elementwise operations alone the compiler would make it twice, once in the registers that the product reads.
     """
     cosines, sines = angles
     batch, head, group, position, rank, valid = row_places
@@ -167,7 +167,7 @@ def turned_rows(  # type: ignore[no-untyped-def]
     whole, bias, angles, row_places, sizes, strides,
     R: tl.constexpr, S: tl.constexpr, NEIGHBOURS: tl.constexpr, TURNS: tl.constexpr, ONCE: tl.constexpr = False,
 ):  # fmt: skip
-    """Both halves of what `turned_half` describes."""
+    """Both halves, as described in `turned_half`."""
     one = turned_half(whole, bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=NEIGHBOURS, TURNS=TURNS, HALF=0, ONCE=ONCE)
     other = turned_half(whole, bias, angles, row_places, sizes, strides, R=R, S=S, NEIGHBOURS=NEIGHBOURS, TURNS=TURNS, HALF=1, ONCE=ONCE)
     return one, other

@@ -99,7 +99,7 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
             weight_z = mimo_rows(mimo_z, head, rank_count, columns, head_width, R=R)
             weight_o = mimo_rows(mimo_o, head, rank_count, columns, head_width, R=R)
             inner *= weight_z[None, :, :]
-        # of rows that do not exist anything: what depends on a product is not computed again for another layout
+        # rows that do not exist may have any value: recomputing a mask from a product would need another layout
         inner = tl.where(tl.reshape(valid, [Q, R])[:, :, None], inner, by_rank)
         opened = reciprocal(1.0 + exp(-inner))
         gate = inner * opened
@@ -132,4 +132,4 @@ def mamba3_output_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one 
         if GRADIENTS:
             at = steps + (batch * num_heads + head) * num_positions + written
             tl.store(at + 2 * num_rows, tl.cumsum(per_position(reads, M=M, R=R), 0, reverse=True), mask=there)
-            tl.debug_barrier()  # the next tile adds to what other threads of the program have written
+            tl.debug_barrier()  # the next tile adds to values that other threads of the program have written

@@ -20,8 +20,8 @@ def mamba3_state_kernel(  # type: ignore[no-untyped-def]
     """The state before each tile of `count` segments of one sequence and head: `states` [B, count, tiles, H, P, 2 · S].
 
     With `WALKS` of all these segments, from the state before them; those before each segment and after the last are stored too. Without, of
-    one of them, from its saved state. `last_states` may be `first_states`. A program has one half of the columns: the halves meet nowhere,
-    and twice as many programs with half the registers each wait for their loads at the same time.
+    one of them, from its saved state. `last_states` may be `first_states`. A program has one half of the columns: the halves are
+    independent, and twice the programs with half the registers each wait for their loads concurrently.
     """
     places, read = (first_states, saved, states, last_states), (x, B, B_bias, mimo_x, starts, tables, cosines, sines)
     sizes = num_positions, num_heads, rank_count, state_width, num_angles

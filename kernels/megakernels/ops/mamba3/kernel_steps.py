@@ -38,8 +38,8 @@ def mamba3_phase_gradient_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Sums over the later positions of the same document, in place: a tile's rows of `turned` [B, H, T, N] of one sequence and head.
 
-    A position's turn is part of its own angle and of all later ones. Of those after the tile the sum is in `ends` and `of_last`: a sum over
-    all positions would keep the rounding of terms that cancel. `grad_initial` is the gradient of the angle before the sequence.
+    A position's rotation is part of its own angle and of all later ones. Of those after the tile the sum is in `ends` and `of_last`: a sum
+    over all positions would keep the rounding of terms that cancel. `grad_initial` is the gradient of the angle before the sequence.
     """
     index, head, batch = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     angle, in_tile = tl.arange(0, N), tl.arange(0, T)

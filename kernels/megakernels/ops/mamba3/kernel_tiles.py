@@ -118,7 +118,7 @@ def pairs_over_ranks(rows, R: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def accumulate(pointer, values, mask):  # type: ignore[no-untyped-def]
-    """Adds to what is in memory, which no other program writes."""
+    """Adds to values in memory that no other program writes."""
     tl.store(pointer, tl.load(pointer, mask=mask, other=0.0).to(tl.float32) + values, mask=mask)
 
 

@@ -85,11 +85,11 @@ def mamba3_value_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  one h
         tl.store(grad_x + own, narrow(of_x, grad_x.dtype.element_ty), mask=there[:, None] & in_p[None, :])
 
         accumulate(share + num_shares - 1, tl.sum(tl.sum(wide * values, 1), 0), first >= begin)
-        # what a log decay scales: what earlier positions add to the next state
+        # a log decay scales the terms that earlier positions add to the next state
         at = steps + (batch * num_heads + head) * num_positions + written
         kept = per_position(added * arrived, M=M, R=R)
         added = per_position(added, M=M, R=R)
         accumulate(at, added, there)
         accumulate(at + num_rows, added, there)
         accumulate(at + 2 * num_rows, tl.cumsum(kept, 0) - kept, there)
-        tl.debug_barrier()  # the next tile adds to what other threads of the program have written
+        tl.debug_barrier()  # the next tile adds to values that other threads of the program have written

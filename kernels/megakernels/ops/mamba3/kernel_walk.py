@@ -93,7 +93,7 @@ def _half_of_gradients(  # type: ignore[no-untyped-def]
             grad = tl.load(at_outputs[:, None] + column[None, :], mask=valid[:, None] & in_p[None, :], other=0.0).to(tl.float32)
             later = across * later + dot(tl.trans(narrow(grad * from_start[:, None], dtype)), queries)
             tl.store(at_passed + tile_row, across * tl.sum(passed, 0))
-            if HALF < TURNS:  # turning all later queries and keys turns back what they read from the state before the tile
+            if HALF < TURNS:  # rotating all later queries and keys rotates back their reads of the state before the tile
                 end_row = ((batch * num_segments + first_segment + segment) * tiles + tile) * num_heads + head
                 at_end = ends + end_row * num_angles + HALF * (S // 2) + pair
                 tl.store(at_end, back_turn(later, at_before, in_p, S=S, HALF=HALF), mask=HALF * (S // 2) + pair < num_angles)

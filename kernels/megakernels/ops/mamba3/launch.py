@@ -1,4 +1,4 @@
-"""Launches of the scan's kernels of tables, states and outputs, and what all its launches share."""
+"""Launches of the scan's kernels of tables, states and outputs, and values shared by all launches."""
 
 from typing import Any
 

@@ -54,7 +54,7 @@ def tile_gradients(
     ahead: Tensor | None, states: Tensor, phases: Tensor,
     sizes: Mamba3Extents, made: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """The kernels over tiles: states, their gradients, and all gradients but those that are sums over positions."""
+    """The kernels over tiles: states, their gradients, and all gradients except sums over positions."""
     tables = make_tables(scan, ahead, phases, sizes, None)
     between, grad_between, grad_queries, grad_keys, grad_outputs = (
         torch.empty(sizes.at_once * each, dtype=scan.x.dtype, device=scan.x.device) for each in sizes.stored

@@ -43,7 +43,7 @@ def mamba3(
         C_bias: [H, R, S].
         D: [H].
         dt_bias: [H].
-        mimo_x: [H, R, P], or None (with mimo_z and mimo_o) where R = 1: ones.
+        mimo_x: [H, R, P], or None (with mimo_z and mimo_o) if R = 1: ones.
         mimo_z: [H, R, P] or None.
         mimo_o: [H, R, P] or None.
         chunk_size: positions computed at once, by kernels at most 64 / R; T need not be a multiple. It changes only rounding.

@@ -1,7 +1,8 @@
 """A piece of Mamba-3's scan, for some heads, from an initial to the final state and phase.
 
 Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_mamba3`). They write
-into parts of tensors of the caller, so that groups of heads are processed in turn. State and phase are concatenated, [B, H, P·S + N].
+into parts of tensors of the caller, so that groups of heads are processed one after another. State and phase are concatenated, [B, H, P·S +
+N].
 
 The weight of a piece's last position depends on the first position after it: `mamba3_ahead` computes the share of a piece's first
 position, so that all pieces can exchange it before they start.

@@ -77,7 +77,7 @@ def backward_from(
     """`backward` with the gradients of the last state and phase; returns those of the first two and of `ahead` too."""
     steps = make_steps(scan, ahead)
     found = Gradients(scan, steps)
-    of_end: Tensor | None = None  # the gradient of the last phase alone, without that of turning the last state
+    of_end: Tensor | None = None  # the gradient of the last phase alone, without the rotation of the last state
     for index, segment in reversed(list(enumerate(scan.segments()))):
         for positions, chunk, state in reversed(_walked(scan, steps, segment, upcast(states[:, index]), phases[:, index])):
             if of_end is None:

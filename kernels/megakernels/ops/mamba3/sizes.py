@@ -80,7 +80,7 @@ def backward_bytes(
 
 
 def forward_cost(scan: Mamba3Inputs) -> Cost:
-    """Cost of `kernel.forward`; launches over a part of the segments are given the inputs whole."""
+    """Cost of `kernel.forward`; launches over a part of the segments receive the full inputs."""
     sizes, whole = facts_of(scan), _whole_bytes(scan)
     given = 4 * whole["x"] + 3 * whole["B"] + 2 * whole["tables"] + whole["states"]
     return _cost(scan, sizes.tile_flops()[0], 0, given)
@@ -96,7 +96,7 @@ def backward_cost(scan: Mamba3Inputs) -> Cost:
 
 
 def _whole_bytes(scan: Mamba3Inputs) -> dict[str, int]:
-    """Bytes of what every launch over a part of the segments is given whole; the cost counts how many of these launches have it."""
+    """Bytes of the full inputs that every launch over a part of the segments receives; the cost counts these launches."""
     sizes = facts_of(scan)
     extents, rows = sizes.extents(), sizes.batch * sizes.positions * sizes.heads
     return {
@@ -115,7 +115,7 @@ def _whole_bytes(scan: Mamba3Inputs) -> dict[str, int]:
 def _cost(scan: Mamba3Inputs, per_tile: int, pairs: int, given: int) -> Cost:
     """Products in x's dtype, and, where rows hold several documents, fp32 sums of angles' gradients over `pairs` of positions of a tile.
 
-    Launches over a part of the segments are given `given` bytes whole.
+    Launches over a part of the segments receive `given` bytes each.
     """
     sizes = facts_of(scan)
     found = {scan.x.dtype: sizes.num_tiles() * per_tile}

@@ -82,9 +82,9 @@ class MatrixLstmSizes(NamedTuple):
         return self.batch, ceil_div(self.positions, self.chunk_size), self.heads, self.value + 1, self.key
 
     def work(self, seq_length: int) -> Work:
-        """Ideal work in chunks of Q positions, whole tiles computed.
+        """Ideal work in chunks of Q positions, full tiles included.
 
-        Forward per token and head: q kᵀ 2·Q·K, its product with the values 2·Q·V, chunk states and what is read of them 2·K·V each.
+        Forward per token and head: q kᵀ 2·Q·K, its product with the values 2·Q·V, chunk states and reads of them 2·K·V each.
         Backward: twice the forward's products, and q kᵀ once more. Bytes: q, k, v, gates and y, and the fp32 states.
 
         Source: arXiv:2503.13427, section 3 (the chunkwise form); counting multiply-adds.

@@ -92,7 +92,7 @@ class ExpertSizes(NamedTuple):
         gated: True if there are three matrices.
         bias: True if they have biases.
         itemsize: Bytes of an element.
-        capacity: Rows of all experts together, where they have a capacity; None for every token's slots.
+        capacity: Rows of all experts together, if they have a capacity; None for every token's slots.
     """
 
     tokens: int
@@ -179,7 +179,7 @@ class ExpertSizes(NamedTuple):
         return self.tile_bytes() + max(peaks) - made
 
     def inside(self, *, frozen: bool) -> base.KernelScratch:
-        """Bytes inside both directions, with all gradients or, if `frozen`, without those of matrices and biases."""
+        """Scratch bytes of both passes, with all gradients or, if `frozen`, without gradients of matrices and biases."""
         biases = (0, 0, 0) if frozen or not self.bias else (self.width, self.width, self.hidden)
         gate, up, down = (self.experts * each * self.itemsize for each in biases)
         needs = ExpertGradients(True, True, not frozen, not frozen, not frozen, gate, up, down)
@@ -191,7 +191,7 @@ class ExpertSizes(NamedTuple):
 
 
 class ExpertGradients(NamedTuple):
-    """Gradients that the backward of a bank makes: whether it makes each of the first five, and bytes of those of the biases."""
+    """Gradients that the backward of a bank makes: whether it makes each of the first five, and bytes of the biases' gradients."""
 
     x: bool
     weights: bool
@@ -269,22 +269,22 @@ def block_options(num_cols: int, largest: int, num_stages: int = 3) -> dict[str,
 
 
 def up_options(activation: str, num_cols: int, itemsize: int, *, blocks: bool) -> dict[str, int]:
-    """The same of the forward's first products."""
+    """The same for the forward's first products."""
     return block_options(num_cols, BLOCK_UP_COLS[activation]) if blocks else product_options(num_cols, itemsize, UP_COLS[activation])
 
 
 def pull_options(num_cols: int, itemsize: int, *, blocks: bool) -> dict[str, int]:
-    """The same of the backward's first product."""
+    """The same for the backward's first product."""
     return block_options(num_cols, 2 * PULL_COLS) if blocks else product_options(num_cols, itemsize, PULL_COLS)
 
 
 def down_options(num_cols: int, itemsize: int, *, blocks: bool, pair: bool) -> dict[str, int]:
-    """The same of the products that give rows as wide as tokens; `pair`: of two operands."""
+    """The same for the products whose results have a token's width; `pair`: of two operands."""
     return block_options(num_cols, BLOCK_COLS, num_stages=3 if pair else 4) if blocks else product_options(num_cols, itemsize)
 
 
 def outer_options(num_across: int, num_cols: int, itemsize: int, *, blocks: bool) -> dict[str, int]:
-    """The same of the matrices' gradients, and rows of a tile: with blocks the tile of 2¹⁵ elements that covers least in vain."""
+    """The same for the matrices' gradients, and rows of a tile: with blocks the tile of 2¹⁵ elements with the least padding."""
     sides = ((BLOCK_ROWS, BLOCK_COLS), (BLOCK_COLS, BLOCK_ROWS)) if blocks else ((256 // itemsize, 128),)
     tiles = [(tile_cols(num_across, itemsize, rows), tile_cols(num_cols, itemsize, cols)) for rows, cols in sides]
     rows, cols = min(tiles, key=lambda each: base.ceil_div(num_across, each[0]) * each[0] * base.ceil_div(num_cols, each[1]) * each[1])

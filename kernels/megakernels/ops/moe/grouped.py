@@ -46,7 +46,7 @@ class RowGroups:
         return torch.cat([value.expand(size, -1) for value, size in zip(values, self._sizes(), strict=True)])
 
     def add(self, rows: Tensor, values: Tensor | None, scale: Tensor | None = None) -> Tensor:
-        """Rows [M, a], in place, with their group's values [E, a], times a row's scale [M, 1] if given; without values as they are."""
+        """Rows [M, a], in place, with their group's values [E, a], times a row's scale [M, 1] if given; unchanged without values."""
         if values is None:
             return rows
         own = upcast(self.of_rows(values))

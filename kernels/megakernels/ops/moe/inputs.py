@@ -72,7 +72,7 @@ def experts_operation(
     forward_cost: Callable[[Experts], Cost] | None = None,
     backward_cost: Callable[[Experts, Sequence[bool]], Cost] | None = None,
 ) -> Callable[[Experts], Tensor]:
-    """Registers `name`, and `name_gated` for experts with a gate: two torch ops, so that each saves exactly what it has.
+    """Registers `name`, and `name_gated` for experts with a gate: two torch ops, so that each saves exactly its own tensors.
 
     Args:
         name: Name of the torch op without a gate.

@@ -182,7 +182,7 @@ def gather_rows(x: Tensor, rows: Tensor, top_k: int, num_tokens: int = WHOLE) ->
 
 
 def spread(x: Tensor, positions: Tensor, top_k: int, y: Tensor | None = None) -> Tensor:
-    """`gather_rows`, given the row of each pair: int32 [N·k], below zero for none, and if some have none what to write to."""
+    """`gather_rows`, given the row of each pair: int32 [N·k], below zero for none; with such pairs also the output."""
     x = unit_stride(x)
     y = torch.empty(positions.shape[0], x.shape[1], dtype=x.dtype, device=x.device) if y is None else y
     if y.numel() and x.numel():

@@ -21,7 +21,7 @@ SLOPE = tl.constexpr(CLAMPED_SLOPE)
 
 @triton.jit
 def held_within(gate, up, limit):  # type: ignore[no-untyped-def]
-    """The gate up to the limit, and up within ± limit; what is not a number stays so."""
+    """The gate up to the limit, and up within ± limit; NaN stays NaN."""
     held = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
     inner = tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
     return held, tl.minimum(inner, limit, propagate_nan=tl.PropagateNan.ALL)
@@ -92,7 +92,7 @@ def block_products(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """`products`, added to a total, of matrices that descriptors read, and of rows of a from first_row on if DENSE; STEP divides `inner`.
 
-    Beyond an expert's rows and columns are those of the next one: the caller stores neither.
+    Rows and columns beyond an expert's belong to the next expert: the caller does not store them.
     """
     other = tl.zeros([TILE, COLS], dtype=tl.float32)
     left = None if DENSE else a + a_row[:, None] + tl.arange(0, STEP)[None, :]

@@ -1,7 +1,7 @@
 """Triton kernels of the router: one forward from logits to everything that it returns, one backward to the gradient of the logits.
 
 The three products with the router's weight are the GEMM library's: of bf16 operands into fp32, without fp32 copies of them. The gradient of
-the logits is handed to them as two bf16 parts side by side, whose sum has 16 significant bits, so that it is rounded as little as x is.
+the logits is passed as two bf16 parts, whose sum has 16 significant bits, so that its rounding is small.
 
 Columns of a tile are experts, of several groups padded to a power of two each. A row is processed by one program: no atomics.
 """
@@ -33,7 +33,7 @@ def experts_of(group_size, num_groups, SIZE: tl.constexpr, COLUMNS: tl.constexpr
 
 @triton.jit  # type: ignore[untyped-decorator]
 def best_of(value, left, column, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The column with the largest of the values that are left in each row, the first of equal ones; the first left where all are NaN."""
+    """The column with the largest remaining value in each row, the first of equal ones; the first remaining one if all are NaN."""
     top = tl.max(tl.where(left, value, LOWEST), 1)
     found = tl.min(tl.where(left & (value >= top[:, None]), column[None, :], COLUMNS), 1)
     return tl.where(found < COLUMNS, found, tl.min(tl.where(left, column[None, :], COLUMNS), 1))
@@ -124,7 +124,7 @@ def route_gradient_kernel(  # type: ignore[no-untyped-def]
     grad_weights, grad_probs, grad_log_sums, kept, indices, gradient, num_rows, num_experts, top_k, scale,
     SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, SCORED: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the logits of ROWS tokens, in fp32 or in two parts; `kept` is what the softmax made, or the logits of sigmoids."""
+    """The gradient of the logits of ROWS tokens, in fp32 or in two parts; `kept` is the softmax's result, or the logits of sigmoids."""
     expert = tl.arange(0, COLUMNS)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside, there = row < num_rows, (expert < num_experts)[None, :]
@@ -237,7 +237,7 @@ def route_backward(
 
 
 def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """The product in fp32. CUDA multiplies bf16 and fp16 into it; others, and those on a CPU, are widened."""
+    """The product in fp32. CUDA multiplies bf16 and fp16 into it; other dtypes, and operands on a CPU, are widened."""
     if left.device.type != "cpu" and left.dtype == right.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
     return upcast(left) @ upcast(right)

@@ -47,7 +47,7 @@ def routed_experts(
 
     Triton:
         Three kernels forward: up with its activation, down, sum of slots; nine backward: down, gradient of x, sum of slots, two copies of
-        rows and where they go, the matrices; and one for the gradient of each bias.
+        rows and their places, the matrices; and one for the gradient of each bias.
 
     Raises:
         ValueError: shapes, dtypes or activation do not fit.

@@ -126,7 +126,7 @@ def _chosen_backward(grad_weights: Tensor, scores: Tensor, indices: Tensor, give
 
 
 def parameters_backward(grad_logits: Tensor, given: Router, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """The gradients of x, weight, bias and correction; that of the correction is zero, since it chooses and weighs nothing."""
+    """The gradients of x, weight, bias and correction; the correction's is zero, since it only affects the choice."""
     x, weight, bias, correction = given[:4]
     return (
         (grad_logits @ upcast(weight)).to(x.dtype) if needs[0] else None,

@@ -63,7 +63,7 @@ def tiles_of(num_rows: int, num_cols: int, itemsize: int, *, tall: bool = False)
 def segments(num_steps: int, short: int, long: int) -> tuple[int, ...]:
     """Numbers of steps that are made on x xᵀ before each product with x; an even number of products leaves the result in the storage of x.
 
-    With R = x xᵀ, a step's polynomial Z = a + b R + c R² moves R to Z R Z, and their product is applied once. A step of its own costs
+    With R = x xᵀ, a step's polynomial Z = a + b R + c R² moves R to Z R Z, and their product is applied once. A separate step costs
     3 s² l + s³ FLOPs, s and l the shorter and longer side, and one in a segment about 4 s³.
     """
     if long < WIDE * short:  # the last two in one segment, if that makes their number even

@@ -1,4 +1,4 @@
-"""The order of Newton-Schulz steps: which products are made, in which storage; what makes a product is given."""
+"""The order of Newton-Schulz steps: which products are made, in which storage; the product function is given."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Product = Callable[..., None]
 
 
 def inner_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of x xᵀ and of what is made of it: its small eigenvalues are squares, and need fp16's three bits more than bf16 has."""
+    """Dtype of x xᵀ and derived matrices: its small eigenvalues are squares, which need fp16's three additional bits."""
     return dtype if dtype in (torch.float32, torch.float64) else torch.float16
 
 
@@ -32,7 +32,7 @@ def iterate(x: Tensor, num_steps: int, product: Product) -> None:
     tall = x.shape[1] > x.shape[2]
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     inverse = torch.linalg.vector_norm(x, dim=(1, 2), dtype=wide).clamp_(min=EPSILON).reciprocal_()
-    if x.dtype is torch.float16:  # whose range is too small for the factor of what is not divided
+    if x.dtype is torch.float16:  # whose range is too small for the factor of an undivided matrix
         x.mul_(inverse.view(-1, 1, 1))
         inverse.fill_(1.0)
     shape, here, other = (num_matrices, short, short), x, torch.empty_like(x)

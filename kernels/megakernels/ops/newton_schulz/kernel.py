@@ -1,7 +1,7 @@
 """Triton kernels of the products of Newton-Schulz steps whose results are symmetric: the tiles of the lower triangle, each stored twice.
 
 That is half the multiplications of a full product, and the result is bitwise symmetric whatever the product of a tile is: three TF32
-products add up in another order at (i, j) than at (j, i), and so does a BLAS.
+products, or a BLAS, sum in another order at (i, j) than at (j, i).
 """
 
 import triton
@@ -59,7 +59,7 @@ def symmetric_product_kernel(  # type: ignore[no-untyped-def]
         mirror = matrix * num_rows * num_rows + across.to(tl.int64) * TILE * num_rows + down.to(tl.int64) * TILE
         tl.store(y + mirror + (place[None, :] * num_rows + place[:, None]), narrow(total, y.dtype.element_ty), mask=rows)
     else:
-        tl.debug_barrier()  # other threads have stored what is above the diagonal, which the mirror image of what is below replaces
+        tl.debug_barrier()  # replaces elements above the diagonal, which other threads have stored, by the mirror image
         below = rows & (place[:, None] > place[None, :])
         tl.store(y + corner + (place[None, :] * num_rows + place[:, None]), narrow(total, y.dtype.element_ty), mask=below)
 
@@ -68,7 +68,7 @@ def symmetric_product_kernel(  # type: ignore[no-untyped-def]
 def store_square(  # type: ignore[no-untyped-def]
     total, y, added, matrix, row, col, beta, diagonal, scale, TILE: tl.constexpr, ADDED: tl.constexpr
 ):
-    """Stores a square of the lower triangle, and its mirror image; nothing of what is above the diagonal."""
+    """Stores a square of the lower triangle, and its mirror image, but no computed element above the diagonal."""
     if col <= row:
         if ADDED:
             total += beta * tl.reshape(added.load([matrix, row, col]), (TILE, TILE)).to(tl.float32)

@@ -12,7 +12,7 @@ from megakernels.ops.newton_schulz.facts import in_quack
 def runs(a: Tensor, out: Tensor, scales: Tensor | None, diagonal: float, *, tall: bool) -> bool:
     """True if the package makes this product: the process uses it, its table has the call, and it is there on this device.
 
-    What is added to the diagonal is rounded once more, which is too much in bf16: steps are then twice as far from exact ones.
+    The term added to the diagonal is rounded once more, which is too coarse in bf16: errors of steps double.
     """
     taken = in_quack(out.shape[1], a.shape[1 if tall else 2], a.element_size(), scaled=scales is not None)
     return taken and (not diagonal or out.dtype is torch.float16) and uses_library(QUACK) and _is_able(a.device)
@@ -26,7 +26,7 @@ def product(
     a: Tensor, b: Tensor, out: Tensor,
     *, alpha: float = 1.0, added: Tensor | None = None, beta: float = 0.0, diagonal: float = 0.0, tall: bool = False,
 ) -> None:  # fmt: skip
-    """Follows the contract of `reference.product`, without scales; what is added to the diagonal is rounded once more."""
+    """Follows the contract of `reference.product`, without scales; the term added to the diagonal is rounded once more."""
     left, right = (a.mT, b) if tall else (a, b.mT)
     functions: Any = loaded(QUACK).module
     functions.gemm_symmetric(left, right, C=added, out=out, alpha=alpha, beta=beta if added is not None else 1.0)

@@ -1,6 +1,6 @@
 """Newton-Schulz steps in plain torch.
 
-Products of symmetric matrices are made symmetric: what differs across the diagonal would grow with every further product.
+Products of symmetric matrices are made symmetric: an asymmetry would grow with every further product.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Triton kernels of optimizers' updates: one pass over each tensor, in fp32 between reading and writing.
 
-What changes from step to step is read on the device, rates and factors in fp64: a recorded launch holds no number of its step.
+Values that change between steps, rates and factors in fp64, are read on the device: a recorded launch holds no number of its step.
 """
 
 import math
@@ -122,7 +122,7 @@ def adamw(
     weights: Sequence[Tensor], gradients: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor], steps: Sequence[Tensor],
     lr: Tensor, beta1: float, beta2: float, eps: float, weight_decay: float, scale: Tensor,
 ) -> None:  # fmt: skip
-    """Follows the contract of `reference.adamw`, and leaves the gradients as they are."""
+    """Follows the contract of `reference.adamw`, and does not change the gradients."""
     numbers = beta1, beta2, math.log2(beta1), math.log2(beta2), eps, weight_decay
     for each in zip(weights, gradients, first, second, steps, strict=True):
         num_elements = each[0].numel()

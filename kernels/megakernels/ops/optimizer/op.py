@@ -16,12 +16,13 @@ __all__ = ["adamw_", "decayed_add_", "nesterov_"]
 def nesterov_(momenta: list[Tensor], gradients: list[Tensor], updates: list[Tensor], keep: float, scale: Tensor) -> None:
     """Moves momenta m towards scaled gradients g, m ← m + (1 − keep) (g − m), and writes Nesterov updates m + (1 − keep) / keep · g.
 
-    That is the update keep · m + (1 − keep) · g divided by keep, which an orthogonalisation does not see.
+    That is the update keep · m + (1 − keep) · g divided by keep, which does not change an orthogonalisation's result.
 
     Args:
         momenta: Contiguous tensors.
-        gradients: Contiguous tensors of as many elements, in any dtype.
-        updates: Tensors of as many elements, [rows, columns] or [matrices, rows, columns] with any strides, in any dtype; written.
+        gradients: Contiguous tensors with the same numbers of elements, in any dtype.
+        updates: Tensors with the same numbers of elements, [rows, columns] or [matrices, rows, columns] with any strides, in any dtype;
+            written.
         keep: Share of a momentum that is kept.
         scale: Factor of the gradients, a number on their device.
 
@@ -41,7 +42,7 @@ def decayed_add_(weights: list[Tensor], updates: list[Tensor], rate: Tensor, wei
 
     Args:
         weights: Contiguous tensors.
-        updates: Tensors of as many elements, [rows, columns] or [matrices, rows, columns] with any strides, in any dtype.
+        updates: Tensors with the same numbers of elements, [rows, columns] or [matrices, rows, columns] with any strides, in any dtype.
         rate: Learning rate, a number on their device, whose products are made in fp64.
         weight_decay: Decoupled decay, multiplied by the learning rate.
         factors: Factor of each update.

@@ -15,7 +15,7 @@ RESIDUAL_NORM = FixedRatios(
     KernelPass(163, 4, kinds=(KindShare(BACKWARD, 54, launches=3), KindShare(ADD, 46))),
     PLAIN_RESIDUAL,
 )
-"""The norm, and the addition to the stream by an operation of its own."""
+"""The norm, and the addition to the stream by its own operation."""
 FINAL_NORM = FixedRatios(KernelPass(50, kinds=ALONE), KernelPass(88, 3, kinds=ALONE_BACK), PLAIN_RESIDUAL)
 """The norm before the head, whose addition the last layer has."""
 TWO_NORMS = FixedRatios(KernelPass(100, 2, kinds=ALONE), KernelPass(101, 6, kinds=ALONE_BACK), PLAIN)
@@ -31,7 +31,7 @@ NORM_LARGEST_WIDTH = 8192
 LARGEST_GATED_FP32_WIDTH = 4096
 """Maximum group width in fp32 of the gated and the fused norm, which need one more tile."""
 LARGEST_NESTED = 2**31 - 1
-"""Largest number of rows in runs: their numbers are divided in 32 bits. More are copied where they are not evenly spaced."""
+"""Largest number of rows in runs: their numbers are divided in 32 bits. More rows are copied if they are not evenly spaced."""
 
 
 def norm(width: int, itemsize: int) -> Work:

@@ -109,7 +109,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_grou
 
 
 def _kernel(x: Tensor, num_groups: int, *, gated: bool) -> Any:
-    """The module of the kernels, or None where they do not run for these rows."""
+    """The module of the kernels, or None if they do not support these rows."""
     return kernel if runs_triton(x) and (kernel := kernel_module(reference)).accepts(x, num_groups, gated=gated) else None
 
 

@@ -23,7 +23,7 @@ def head_at(row, num_heads, num_positions, batch_stride, position_stride, head_s
 
 @triton.jit  # type: ignore[untyped-decorator]
 def rotated(source, place, position, cos, sin, half, mask, column, BACK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both halves of rotary rows that start at `place`, rotated by the angles of `position`, or back."""
+    """Both halves of rotary rows that start at `place`, rotated by the angles of `position`, or rotated back."""
     angle = position[:, None] * half + column[None, :]
     turn = tl.load(cos + angle, mask=mask, other=0.0).to(tl.float32)
     lift = tl.load(sin + angle, mask=mask, other=0.0).to(tl.float32)

@@ -17,7 +17,7 @@ GROUP_POSITIONS = 2
 INSTRUCTIONS = 228, 1547
 """Instructions of the forward and the backward, issued for a position of a channel of 16 states (`tests/kernels/sm90/issue.py`)."""
 SELECTIVE_PLAIN_POSITIONS = 32
-"""Positions of a turn of plain torch's loop."""
+"""Positions per iteration of plain torch's loop."""
 PLAIN = PlainPasses(PlainPass(0, 46, 84), PlainPass(0, 158, 254), is_fp32=True)
 
 

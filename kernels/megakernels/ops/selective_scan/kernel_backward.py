@@ -29,8 +29,8 @@ def step_back(  # type: ignore[no-untyped-def]
 ):
     """The gradients of one position and of the states before it, from those of the states after it, and the sums with what it adds.
 
-    `before` are the states [S, C] before it; `sum_A` is that of ∂L/∂log a · Δ. `outputs` has grad_y and C of the sequence, their strides,
-    D, and where the gradients of x and dt and the shares of those of B and C are stored.
+    `before` are the states [S, C] before it; `sum_A` is the sum of ∂L/∂log a · Δ. `outputs` has grad_y and C of the sequence, their
+    strides, D, and the destinations of the gradients of x and dt and of the shares of B's and C's gradients.
     """
     value, raw, step, scaled, decay, written = position_inputs(scan, position, stop, PACKED=PACKED)
     _x, _dt, B, _starts, strides, _bias, rate, channel, num_channels, state, state_width = scan
@@ -105,7 +105,7 @@ def selective_backward_kernel(  # type: ignore[no-untyped-def]
             tl.store(recomputed + group * STATES * CHANNELS, now)
             for place in tl.static_range(GROUP):
                 now = state_after(now, scan, begin + group * GROUP + place, stop, PACKED=PACKED)
-        tl.debug_barrier()  # other threads of the program may read what one has written
+        tl.debug_barrier()  # other threads of the program may read a value that one thread has written
         for group_back in range(groups):
             group = groups - 1 - group_back
             first = begin + group * GROUP

@@ -28,7 +28,7 @@ def position_inputs(scan, position, stop, PACKED: tl.constexpr):  # type: ignore
     """x, dt with its bias, Δ and Δ x of a position's channels [C]; decays and what is written [S, C].
 
     `scan` has x, dt, B and starts of the sequence, the strides of the first three, dt_bias, the rate [S, C], channels and their number,
-    states and theirs. A position that is not before `stop` has Δ = 0: it leaves states as they are.
+    states and theirs. A position that is not before `stop` has Δ = 0: it does not change states.
     """
     x, dt, B, starts, strides, bias, rate, channel, num_channels, state, state_width = scan
     position = tl.cast(position, tl.int64)

@@ -37,7 +37,7 @@ def selective_scan(
 
     Scratch:
         Forward the last state, fp32 [B, I, S]. Backward the first state's gradient, every second state of a segment, and for each block of
-        128 channels its parts of the gradients of B and C, fp32; sums of the parameters' gradients of each sequence. Both ways copies of
+        128 channels its parts of the gradients of B and C, fp32; sums of the parameters' gradients of each sequence. Both passes copy
         operands whose last dim is not dense.
 
     Triton:

@@ -1,7 +1,7 @@
 """A piece of the selective scan, for some channels, from an initial to the final state.
 
 Two operations without an autograd formula, for a caller whose ranks share a sequence (`megarun.parallel.groups.relay_scans`). They
-write into parts of tensors of the caller, so that groups of channels are processed in turn.
+write into parts of tensors of the caller, so that groups of channels are processed one after another.
 """
 
 from collections.abc import Sequence

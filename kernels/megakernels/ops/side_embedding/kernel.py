@@ -127,7 +127,7 @@ def gated_add_backward(grad_y: Tensor, side: Tensor, gates: Tensor, needs: list[
 
 
 def ngram_rows(tokens: Tensor, before: Tensor, num_tables: int, num_rows: int) -> Tensor:
-    """Follows the contract of the reference's."""
+    """Follows the contract of the reference function."""
     rows = torch.empty((*tokens.shape, num_tables), dtype=torch.int64, device=tokens.device)
     options = hash_options(num_tables)
     if tokens.numel():

@@ -10,8 +10,8 @@ A chunk is a sequence of tiles, at whose start the state is saved; the rows of a
   (`ssd_group_kernel`). At last the gradients of dt and the parameters (`ssd_step_kernel`).
 
 No program adds to another's result: results are bitwise reproducible. The formulas are the reference's. Sums of log decays start in each
-tile; their differences are masked before they are exponentiated. Operands of products have the input's dtype, products accumulate in fp32,
-and so does the state that is carried over tiles and chunks; what a chunk adds to it is rounded to the input's dtype once.
+tile; their differences are masked before they are exponentiated. Operands of products have the input's dtype, products and the state
+carried over tiles and chunks accumulate in fp32; a chunk's addition to it is rounded to the input's dtype once.
 """
 
 from typing import Any
@@ -65,14 +65,14 @@ def backward(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, states:
             chunk_states(grad_y, C, tables, grad_state, scan, sizes, grad_states, grad_first, gradients=True)
             rows, tiles = segment_gradients(grad_y, scan, sizes, tables, states, grad_states, (grad_x, grad_B, grad_C))
             step_gradients(scan, sizes, rows, tiles, grad_dt, shares)
-            del rows, tiles, tables, grad_states  # what the shares are made of goes before they are summed
+            del rows, tiles, tables, grad_states  # the inputs of the shares are freed before the shares are summed
     for made, total in zip(parameters, shares.sum((0, 1)), strict=True):
         made.copy_(total)
     return (grad_x, grad_dt, parameters[0], grad_B, grad_C, *parameters[1:]), grad_first
 
 
 def make_tables(scan: SsdInputs, sizes: SsdExtents) -> Tensor:
-    """`kernel_tiles` says what is in them."""
+    """`kernel_tiles` documents their contents."""
     x, dt, num_positions = scan.x, scan.dt, scan.x.shape[1]
     batch, num_heads = x.shape[0], x.shape[2]
     tables = torch.empty(sizes.tables, batch, num_heads, num_positions, dtype=torch.float32, device=x.device)

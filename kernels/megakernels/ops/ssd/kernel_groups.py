@@ -23,8 +23,8 @@ def ssd_edge_kernel(  # type: ignore[no-untyped-def]
     and later ones of the tile, with QUERIES, is the gradient of a log decay by what they read from the state.
 
     The left operand of the product is made in the loop and stays in registers. For B the loop is not pipelined (`num_stages` 1): triton
-    3.6.0 would write those registers again while products that read them are in flight (`_common.hazards`). For C each turn reads the
-    result of a second product, and that wait is for both.
+    3.6.0 would write those registers again while products that read them are in flight (`_common.hazards`). For C each iteration reads the
+    result of a second product, and its wait covers both.
     """
     batch, group, part, local_tile, _chunk, _tile, first, stop = part_place(
         first_chunk, tiles_per_chunk, chunk_size, num_positions, heads_per_group, Q=Q, SPAN=SPAN

@@ -72,8 +72,8 @@ def ssd_value_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Gradients of x of one tile and up to SPAN heads of a group.
 
-    `of_steps` [blocks, B, H, T] is the gradient of a step that only scales x. What a position adds to the state after the tile goes to
-    `of_decays`, in addition to what `ssd_pair_kernel` wrote there.
+    `of_steps` [blocks, B, H, T] is the gradient of a step that only scales x. A position's contribution to the state after the tile is
+    added to `of_decays`, which `ssd_pair_kernel` wrote.
     """
     batch, group, part, local_tile, _chunk, _tile, first, stop = part_place(
         first_chunk, tiles_per_chunk, chunk_size, num_positions, heads_per_group, Q=Q, SPAN=SPAN

@@ -112,7 +112,7 @@ def ssd_pass_kernel(  # type: ignore[no-untyped-def]
     for index in range(num_chunks):
         chunk = num_chunks - 1 - index if GRADIENTS else index
         place = (batch * num_chunks + chunk) * num_heads + head
-        inner = tl.where(index + 1 < num_chunks, size, 0)  # what the outermost chunk adds is in `last`
+        inner = tl.where(index + 1 < num_chunks, size, 0)  # the outermost chunk's addition is in `last`
         further = num_heads * size if not GRADIENTS else -num_heads * size
         added = tl.load(states + place * size + further + column, mask=column < inner, other=0.0).to(tl.float32)
         added += tl.load(last + row * size + column, mask=mask & (column >= inner), other=0.0).to(tl.float32)

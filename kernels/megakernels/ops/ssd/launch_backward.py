@@ -72,7 +72,7 @@ def segment_gradients(
 
 
 def step_gradients(scan: SsdInputs, sizes: SsdExtents, rows: Tensor, tiles: Tensor, grad_dt: Tensor, shares: Tensor) -> None:
-    """Fills the gradient of dt, and the tiles' shares of those of the parameters."""
+    """Fills the gradient of dt, and the tiles' shares of the parameters' gradients."""
     dt = scan.dt
     batch, num_positions, num_heads = dt.shape
     heads = heads_of_table(num_heads)

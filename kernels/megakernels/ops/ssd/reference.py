@@ -91,7 +91,7 @@ class SsdChunk:
 
     B: Tensor  # [B, G, Q, S]
     C: Tensor  # [B, G, Q, S]
-    u: Tensor  # [B, H, Q, P], what each position adds
+    u: Tensor  # [B, H, Q, P], each position's addition
     decay: Tensor  # [B, H, Q, Q], exp of the sum of log decays over (j, i], zero above the diagonal and between documents
     mixing: Tensor  # [B, H, Q, Q], (C_i·B_j) · decay
     from_start: Tensor  # [B, H, Q, 1], exp(c_i), zero in documents that begin in the chunk
@@ -167,7 +167,7 @@ def chunk_backward(chunk: SsdChunk, grad: Tensor, state: Tensor, grad_next: Tens
     through_state = chunk.to_end * _read(grad_next, chunk.B)
     grad_u = chunk.mixing.mT @ grad + through_state
 
-    # The log decay of position t scales every pair i ≥ t > j, what positions i ≥ t read from the state, what positions j < t add to the
+    # The log decay of position t scales every pair i ≥ t > j, reads of the state by positions i ≥ t, additions of positions j < t to the
     # next state, and the carried state. Summing exactly these terms, instead of differences of row and column sums, avoids cancellation.
     pairs = grad_mixing.mul_(chunk.mixing)
     ones = torch.ones(pairs.shape[-2:], dtype=pairs.dtype, device=pairs.device)

@@ -34,7 +34,7 @@ def backward_bytes(grad_state: Tensor | None, grad_y: Tensor, scan: SsdInputs, s
     found = sizes_of(scan).backward_bytes(sum(getattr(scan, name).nbytes for name in ACCUMULATED), walked)
     dense = [each for each in (scan.A_log, scan.D, scan.dt_bias, states, scan.starts) if each is not None]
     own = grad_y.numel() * x.element_size() if grad_y.dtype != x.dtype else copies_bytes(rows=(grad_y,))
-    results = found.results + scan.dt.nbytes - scan.dt.numel() * x.element_size()  # dt may have a dtype of its own
+    results = found.results + scan.dt.nbytes - scan.dt.numel() * x.element_size()  # dt may have another dtype
     return found._replace(results=results, scratch=found.scratch + own + copies_bytes(dense, rows=(x, scan.B, scan.C)))
 
 
@@ -44,7 +44,7 @@ def forward_cost(_state: Tensor | None, scan: SsdInputs) -> Cost:
 
 
 def backward_cost(_grad_last: Tensor | None, grad_y: Tensor, scan: SsdInputs, states: Tensor) -> Cost:
-    """Cost of `kernel.backward`; launches over a part of the chunks are given the inputs whole."""
+    """Cost of `kernel.backward`; launches over a part of the chunks receive the full inputs."""
     sizes = sizes_of(scan)
     extents = sizes.extents()
     launches = -(-extents.chunks // max(1, extents.at_once))

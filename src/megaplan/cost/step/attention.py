@@ -12,13 +12,13 @@ from megaplan.cost.step.workload import TimedStep
 
 BLOCK_ROWS = 128
 DOCUMENT_WASTE = BLOCK_ROWS
-"""Keys that whole blocks on the diagonal compute in addition to the keys of a document."""
+"""Keys that blocks on the diagonal compute in addition to the keys of a document."""
 WINDOW_WASTE = 1.5
 """Ratio of the pairs that whole blocks compute to the pairs inside a window."""
 SCORE_BYTES = 2.0
 """Bytes of a score that a product reads or writes."""
 WIDTHS = {1: (16, 32, 64, 128), 2: (32, 64, 96, 128, 160, 192, 224, 256)}
-"""Widths of heads that FlashAttention's kernels are made for, by generation; a head between them has the products of the next wider one."""
+"""Head widths of FlashAttention's kernels, by generation; a head between two of them is padded to the wider one."""
 NARROW, WIDE_BACKWARD = 0.88, 0.83
 """Shares of the rate with head widths outside 100 to 200, and of backward with keys wider than 160."""
 
@@ -26,9 +26,11 @@ DRAWN = 9.8e9, 4.1e9
 """Random numbers that a multiprocessor draws in a second in forward and backward of FlashAttention: the time that dropout adds on an A100
 with sequences of 4,096 to 65,536 (arXiv:2205.14135, tables 15, 16, 18 and 19; 9.6 to 10.1 and 3.9 to 4.3)."""
 DRAWN_LATER = 2.0
-"""Ratio to those rates since FlashAttention-2, and in cuDNN: a number has 8 of the 128 bits of a Philox call (p_dropout_in_uint8_t),
-where it had 16 (apply_dropout_16bits). NVIDIA/TransformerEngine issues 3312 and 3313 measured 0.020 to 0.045 ms more with dropout on H200,
-GB200 and B300, where this has 0.036 to 0.044."""
+"""Ratio to those rates since FlashAttention-2, and in cuDNN: 8 of a Philox call's 128 bits per random number instead of 16.
+
+NVIDIA/TransformerEngine issues 3312 and 3313 measured 0.020 to 0.045 ms more with dropout on H200, GB200 and B300; this gives 0.036 to
+0.044.
+"""
 
 
 def attention_seconds(flops: Any, blocks: Any, width: Any, num_sms: Any, rate: Any, spread: Any) -> Any:
@@ -53,7 +55,7 @@ def drawn_seconds(numbers: Any, num_sms: Any, rate: Any) -> Any:
     Args:
         numbers: n, one for each visible score.
         num_sms: Number of multiprocessors.
-        rate: r, numbers that one of them draws in a second.
+        rate: r, random numbers per second of one multiprocessor.
 
     Source: arXiv:2205.14135, tables 15, 16, 18 and 19.
     """
@@ -91,19 +93,19 @@ def core(ledger: Ledger, work: TimedStep, op: OpWork, sizes: AttentionSizes, aga
 
 
 def padded(work: TimedStep, width: int) -> int:
-    """Width of a head in FlashAttention's products, where it is known which generation runs; else its own."""
+    """Width of a head in FlashAttention's products if the running generation is known; else the head's width."""
     if work.software.modules is None:
         return width
     return next((each for each in WIDTHS[work.software.flash or 1] if each >= width), width)
 
 
 def score_bytes(run: int, *, dropped: bool) -> float:
-    """Bytes of a score in softmax and dropout of a pass; the mask has one."""
+    """Bytes per score that softmax and dropout of a pass move; the mask has one byte."""
     return (6.0 if run == BACKWARD else 4.0) + (5.0 if dropped else 0.0)
 
 
 def _unfused(ledger: Ledger, work: TimedStep, sizes: AttentionSizes, again: float) -> None:
-    """Add products of whole score matrices, and softmax and dropout between them, by the bytes that each moves.
+    """Add the products of full score matrices, and softmax and dropout between them, by the bytes that each moves.
 
     Source: `CoreAttention` of megatron/model/transformer.py in NVIDIA/Megatron-LM; arXiv:2205.05198, section 4.
     """

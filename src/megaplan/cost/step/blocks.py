@@ -31,13 +31,13 @@ ELEMENT_BYTES = 2
 ROUTER_BYTES = 10
 """Bytes per expert, token and pass that frameworks' routers move in addition to ideal ones: scores, choice and map in fp32."""
 SEPARATE_NORM = 10 / 8, 12 / 8, 5 / 8
-"""Bytes of separate kernels for residual addition and norm over those of one kernel: forward, backward, and the recomputed norm."""
+"""Bytes of separate kernels for residual addition and norm minus those of one kernel: forward, backward, and the recomputed norm."""
 SEPARATE_SUM = 6 / 8, 6 / 8, 0.0
-"""The same of a block that shares the norm of the one before: the addition alone, and in backward that of the norm's gradients."""
+"""The same for a block that shares the previous block's norm: only the addition, and in backward the addition of the norm's gradients."""
 FINAL_SHARES = 4 / 8, 6 / 8
 """The same for the final norm: the addition before it belongs to the last layer."""
 LOSS_TIMES = 2
-"""Bytes of the loss over those with bf16 logits: frameworks convert logits to fp32."""
+"""Bytes of the loss minus those with bf16 logits: frameworks convert logits to fp32."""
 MODULES = {
     "core_attn": frozenset({("attention", "attention")}),
     "layernorm": frozenset({("A", "norm")}),
@@ -168,7 +168,7 @@ def _add(found: Ledger, work: TimedStep, ops: Works, *, low: bool = True, times:
 
 
 def _linears(ops: Works, hidden_size: int) -> Iterable[list[OpWork]]:
-    """Linears of a block; those of its input are one group: all with the width of the stream except the last, which ends the block."""
+    """Linears of a block; the linears of its input (of the stream's width, except the last of the block) are one group."""
     found: dict[object, list[OpWork]] = {}
     linears = [op for op in ops if op.is_linear]
     for op in linears:
@@ -183,7 +183,7 @@ def _tokens(work: TimedStep, op: OpWork) -> int:
 
 
 def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float, times: float, *, shares: bool = False) -> None:
-    """Add a memory-bound operation: its ideal bytes and those that frameworks move in addition; for the router also its products.
+    """Add a memory-bound operation: its ideal bytes and the additional bytes of frameworks; for the router also its products.
 
     `shares`: the block reads the norm of the block before it.
     """

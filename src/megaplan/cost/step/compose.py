@@ -19,7 +19,7 @@ class PassTerms(NamedTuple):
 
 
 class StageTerms(NamedTuple):
-    """Both passes of a group of equal stages; in arrays `present` is 0 for rows without such a stage."""
+    """Both passes of a group of equal stages; in arrays, `present` is 0 in rows without such a stage."""
 
     count: Any
     forward: PassTerms

@@ -54,7 +54,7 @@ def values() -> dict[str, float]:
 
 @cache
 def rated_as(device: str, generation: str) -> str:
-    """The device whose shares of its peak apply: this one, or the first of its generation if no constant has this one's name."""
+    """The device whose shares of the peak apply: this one, or the first of its generation if no constant names this one."""
     known = (name for name in device_names() if f"clock.{name}" in constants() and load_device(name).generation == generation)
     return device if f"clock.{device}" in constants() else next(known, device)
 

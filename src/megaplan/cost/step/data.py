@@ -125,7 +125,7 @@ def _groups(work: TimedStep) -> tuple[tuple[Group, Group, Group, Group], float]:
 
 
 def data_exchanges(work: TimedStep) -> Iterator[tuple[str, Group, float, float]]:
-    """Groups of data ranks with what is reduced and what is gathered in a step, of one rank; the name is empty, or that of expert banks."""
+    """Groups of data ranks with the bytes that one rank reduces and gathers in a step; the name is empty, or that of expert banks."""
     once = once_of(work)
     repeats = work.batch.num_microbatches if once.per_microbatch else 1
     again = once.gathers if once.per_microbatch else 1

@@ -1,4 +1,4 @@
-"""The combinations of device, dtype, family, framework and launch that measured steps of the fit have, and those that a step lacks."""
+"""The combinations of device, dtype, family, framework and launch of the fitted steps, and those that a step lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaplan.inventory.tensors import Inventory
 NEAR, FAR = "near", "far"
 """Steps outside the fitted combinations: each part was fitted, or device with dtype or the framework never was."""
 OTHERS = "others"
-"""Interval of runs of other people, which took no part in any constant (benchmarks/unseen); that of a `far` step reaches to it."""
+"""Interval of held-out runs of other people, used for no constant (benchmarks/unseen); the interval of a `far` step extends to it."""
 
 
 class FittedTuple(NamedTuple):
@@ -46,7 +46,7 @@ class FittedTuple(NamedTuple):
 
 
 ASYNC_TENSOR = frozenset({"torchtitan"})
-"""Frameworks whose overlapped exchange of a tensor group is torch's async TP, whose steps differ from those without it."""
+"""Frameworks that overlap a tensor group's exchanges by torch's async TP, which changes their steps."""
 
 
 def family_of(inventory: Inventory) -> str:
@@ -109,7 +109,7 @@ def known_tuples() -> frozenset[FittedTuple]:
 def interval_class(work: TimedStep) -> tuple[str, tuple[str, ...]]:
     """Name of the interval of a step, and the parts that no fitted step has with the others.
 
-    The interval of a fitted combination is that of its family; of another one `near FAMILY` or `far FAMILY`.
+    A fitted combination has the interval of its family; any other has `near FAMILY` or `far FAMILY`.
     """
     found, fitted = tuple_of(work), known_tuples()
     missing = missing_parts(found, fitted)

@@ -15,7 +15,7 @@ FORMULAS: dict[str, Formula] = {
         "((2e12 / (7e14 · 0.9^0.5 · 4096/(4096 + 70)))^1.7 + (1e8 / 2.5e12)^1.7)^(1/1.7) = 0.0030643",
     ),
     "step_quality": Formula(
-        "useful share of whole tiles of 256 × 128 in whole waves over the multiprocessors",
+        "useful share of the work after padding to tiles of 256 × 128 and to full waves of the multiprocessors",
         "q = w / ⌈w⌉ · M / (256 ⌈M/256⌉) · N / (128 ⌈N/128⌉); w = ⌈M/256⌉ · ⌈N/128⌉ / multiprocessors",
         "share",
         "counting tiles",

@@ -15,7 +15,7 @@ class Framework(NamedTuple):
 
     Attributes:
         kernels: te for Transformer Engine's norms and activations, own for others.
-        library: True if products reach another share of the peak than those of Transformer Engine.
+        library: True if products reach another share of the peak than Transformer Engine's.
         attention: cudnn, flash1 or flash2: the generation of the attention kernels.
         grad_bytes: Bytes of an element of the reduced gradients.
         data_overlap: True if reductions of gradients and gathers of parameters overlap with computation.

@@ -1,4 +1,4 @@
-"""Dense matrix products: the smooth maximum of a compute time, which depends on the shape, and a memory time."""
+"""Dense matrix products: the smooth maximum of a shape-dependent compute time and a memory time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOIN = 1.7
 
 
 def quality(rows: float, columns: float, num_sms: int) -> float:
-    """Useful share, from 0 to 1, of the work of whole tiles of 256 × 128 in whole waves over the multiprocessors."""
+    """Useful share, from 0 to 1, of the work after padding to tiles of 256 × 128 and to full waves of the multiprocessors."""
     down, across = ceil(rows / TILE_ROWS), ceil(columns / TILE_COLUMNS)
     waves = down * across / num_sms
     return waves / ceil(waves) * (rows / (down * TILE_ROWS)) * (columns / (across * TILE_COLUMNS))

@@ -29,7 +29,7 @@ def casts_each(software: Software) -> bool:
 
 
 FUSED_EXPERTS = "26.06"
-"""First release of Megatron-Bridge whose whole-iteration recipes in mxfp8 run experts by Transformer Engine's operation fuser."""
+"""First release of Megatron-Bridge whose mxfp8 recipes with full-iteration graphs run experts by Transformer Engine's operation fuser."""
 
 
 def experts_fused(software: Software) -> bool:

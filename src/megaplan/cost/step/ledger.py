@@ -69,7 +69,7 @@ class AttentionCore(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Random numbers that a fused attention kernel draws to drop probabilities, and those that a multiprocessor draws in a second."""
+    """Random numbers of a fused attention kernel's dropout, and random numbers per second of a multiprocessor."""
 
     run: int
     numbers: float

@@ -2,7 +2,7 @@
 
 A tensor rank iterates its own part of a sharded matrix (`--muon-tp-mode blockwise`, Megatron's default). Gate and up projections are one
 matrix, as Megatron stores them. Products are in TF32, at half of the bf16 rate: PyTorch runs fp32 products under
-`--muon-fp32-matmul-prec medium` so. With a distributed optimizer data ranks share the matrices out whole, else each iterates all.
+`--muon-fp32-matmul-prec medium` so. With a distributed optimizer data ranks divide the matrices among themselves, else each iterates all.
 
 Source: NVIDIA/Megatron-LM, `megatron/core/optimizer/muon.py`; NVIDIA-NeMo/Emerging-Optimizers, `muon_utils.py`.
 """

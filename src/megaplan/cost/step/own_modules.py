@@ -1,6 +1,6 @@
 """Elementwise operations of modules that torch runs one by one: copies of heads, rotations and biases, by the bytes that each moves.
 
-They take the rate of memory, without a factor for what is not counted.
+Their time is bytes over memory bandwidth, without a correction factor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROTATED = 20.0, 30.0
 JOINED = 4.0, 14.0
 """Bytes of an element of heads of which a part is rotated: both parts are concatenated; backward adds the gradients of two slices."""
 SEPARATE_BIAS, SEPARATE_DROPOUT = 4.0, 5.0
-"""Bytes of an element of the residual stream that a bias and a dropout take as operations of their own; a mask has one byte."""
+"""Bytes per element of the residual stream that a bias and a dropout move as separate operations; a mask has one byte."""
 LOGIT = 38.0, 14.0
 """Bytes of a logit in a loss of torch's operations in fp32, forward and backward: cast, maximum, difference, exponential, sum, quotient."""
 KIND = "copied"
@@ -32,8 +32,8 @@ class Modules(NamedTuple):
     Attributes:
         packs: Queries, keys and values are concatenated before FlashAttention.
         rotates: Rotations are torch's operations, not one kernel.
-        separate_bias: Bias, dropout and the sum with the residual stream are operations of their own.
-        separate_norms: A block that runs with the one before has a norm of its own.
+        separate_bias: Bias, dropout and the sum with the residual stream are separate operations.
+        separate_norms: A block that runs parallel to the previous one has its own norm.
         separate_gradients: Tensor ranks reduce the gradient of such a block's input by itself.
     """
 
@@ -50,7 +50,7 @@ MODULES = {"megatron": Modules(), "gpt-neox": Modules(*[True] * 5)}
 
 
 def modules_of(work: TimedStep) -> Modules | None:
-    """The modules of a step's software; None where a fitted factor has their bytes."""
+    """The modules of a step's software; None if a fitted factor includes their bytes."""
     name, fused = work.software.modules, work.software.fused_rotation
     if name is None:
         return None
@@ -64,7 +64,7 @@ def rotates(work: TimedStep) -> bool:
 
 
 def heads(ledger: Ledger, work: TimedStep, ops: Works, again: float) -> None:
-    """Add what modules move of the heads of a rank in addition to products and core; backward runs forward `again` times."""
+    """Add the bytes that modules move for a rank's heads in addition to products and core; backward runs the forward `again` times."""
     modules = modules_of(work)
     core = next((op.facts for op in ops if isinstance(op.facts, AttentionSizes)), None)
     if modules is None or core is None:
@@ -82,7 +82,7 @@ def heads(ledger: Ledger, work: TimedStep, ops: Works, again: float) -> None:
 def copied(core: AttentionSizes, *, flash: bool, packs: bool) -> tuple[float, float]:
     """Bytes of a token that copies of heads move, forward and backward.
 
-    Megatron's layout has positions first; FlashAttention reads sequences first, so that heads are copied before it and its output after it.
+    Megatron's layout has positions first; FlashAttention needs the sequence dim first, so that its inputs and output are copied.
     Query heads that share a key head get copies of it. Backward joins the gradients of the three.
     """
     query, keys, made = core.heads * core.width, core.groups * (core.width + core.value_width), core.heads * core.value_width
@@ -119,7 +119,7 @@ def loss(ledger: Ledger, work: TimedStep, logits: float) -> bool:
 
 
 def stream(ledger: Ledger, work: TimedStep, letter: str, again: float) -> None:
-    """Add bias and dropout of a block's output, where they are operations of their own."""
+    """Add bias and dropout of a block's output, where they are separate operations."""
     modules, model = modules_of(work), work.spec.model
     if modules is None or not modules.separate_bias:
         return

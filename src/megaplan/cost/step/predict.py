@@ -39,7 +39,7 @@ Passes = tuple[dict[str, float], dict[str, float]]
 """Terms of forward and backward: seconds by name, and the numbers `kernels` and `launched`."""
 WAITS = ("tensor", "exchange", "context", "pipeline")
 GATHERS = "gathers"
-"""The term of what a microbatch waits for parameters and gradients that data ranks share."""
+"""The term of a microbatch's waits for gathers and reductions over data ranks."""
 LEAST = 1e-12
 """Share of a step up to which a difference of sums is rounding."""
 
@@ -49,7 +49,7 @@ class StepTime(NamedTuple):
 
     Attributes:
         seconds: Seconds of the step.
-        terms: Seconds by term, which sum to `seconds`: of the busiest stage's microbatches, and of what the step takes in addition.
+        terms: Seconds by term, which sum to `seconds`: of the busiest stage's microbatches, and of the rest of the step.
         tokens_per_second_per_device: Tokens of the step over seconds and devices.
     """
 
@@ -167,7 +167,7 @@ def _depths(work: TimedStep) -> dict[str, int]:
 
 
 def peak_of(machine: Machine, dtype: str) -> float:
-    """Peak FLOPs per second of a dtype: mxfp8 and nvfp4 have those of fp8 and fp4, and a missing dtype has that of the next wider one."""
+    """Peak FLOPs per second of a dtype: mxfp8 and nvfp4 use fp8's and fp4's, and a missing dtype uses the next wider one's."""
     for name in {"mxfp8": ("fp8", "bf16"), "nvfp4": ("fp4", "fp8", "bf16"), "fp8": ("fp8", "bf16")}.get(dtype, (dtype,)):
         if name in machine.peaks:
             return machine.peaks[name]
@@ -257,7 +257,7 @@ def _busiest(stages: Sequence[StageTerms], once: Once, rates: Mapping[str, float
 
 
 def _terms(work: TimedStep, parts: Mapping[str, Passes], rates: Mapping[str, float], busiest: _Busiest, step: Step) -> dict[str, float]:
-    """Seconds by term: of the busiest stage's microbatches, then what the step takes longer; they sum to the step."""
+    """Seconds by term: of the busiest stage's microbatches, then of the rest of the step; they sum to the step."""
     count, sums = work.batch.num_microbatches, dict[str, float]()
     for kind, often in blocks_on(work, work.stages[busiest.stage]).items():
         for run in (FORWARD, BACKWARD):

@@ -34,7 +34,7 @@ def transfer_seconds(moved: Any, calls: Any, bandwidth: Any, latency: Any, expos
 def tensor(ledger: Ledger, work: TimedStep, again: float = 0.0, *, shares: bool = False) -> None:
     """Add the transfers of a sharded block: a gather of its input and a scatter of its output; backward reverses both and gathers again.
 
-    A block that `shares` the input of the one before is gathered and reduced with it, unless modules reduce its gradient separately.
+    A block that `shares` the previous block's input is gathered and reduced with that block, unless modules reduce its gradient separately.
 
     Source: arXiv:2205.05198, section 4.2.2; what is gathered in low precision: `gather_along_first_dim` of
     `transformer_engine/pytorch/distributed.py` at d0067d0d, and `grad_output_preprocess` of `module/base.py`.
@@ -44,18 +44,18 @@ def tensor(ledger: Ledger, work: TimedStep, again: float = 0.0, *, shares: bool 
         if modules is not None and modules.separate_gradients:
             ledger.transfer(BACKWARD, "tensor", (1 + gathered) * moved, 2)
     elif moved:
-        kept = 0 if work.software.sequence_parallel else 1  # the whole input is there for the weight gradient
+        kept = 0 if work.software.sequence_parallel else 1  # the weight gradient reads the gathered input
         ledger.transfer(FORWARD, "tensor", (1 + gathered) * moved, 2)
         ledger.transfer(BACKWARD, "tensor", (1 + (2 - kept) * gathered + (1 + gathered) * again) * moved, 3 - kept + 2 * again)
 
 
 def saved(ledger: Ledger, work: TimedStep) -> None:
-    """Add the gather of what tensor ranks share of a checkpoint, before backward runs its layer again."""
+    """Add the gather of a checkpoint that tensor ranks shard, before its layer is recomputed."""
     ledger.transfer(BACKWARD, "tensor", work.recomputed.full * _ring(work), work.recomputed.full)
 
 
 def _gathered_share(work: TimedStep) -> float:
-    """Bytes of a gathered element relative to bf16: Transformer Engine casts what a product reads before it is gathered."""
+    """Bytes of a gathered element relative to bf16: Transformer Engine casts a product's input before the gather."""
     dtype = work.software.linear_dtype or work.software.dtype
     return ELEMENT_BYTES[dtype] / ELEMENT_BYTES["bf16"] if framework(work.software.name).kernels == "te" else 1.0
 
@@ -91,7 +91,7 @@ def context(ledger: Ledger, work: TimedStep, width: int, again: float) -> None:
 
 
 def copies(ranks: float, top_k: float, *, distinct: bool) -> float:
-    """Sent copies of a token: top_k, or `n (1 − (1 − 1/n)^k)` if each distinct rank or domain gets one, under uniform routing."""
+    """Sent copies of a token: top_k; or, if each distinct rank or domain gets one, `n (1 − (1 − 1/n)^k)` under uniform routing."""
     return ranks * (1 - (1 - 1 / ranks) ** top_k) if distinct else float(top_k)
 
 
@@ -101,10 +101,10 @@ def neighbouring_copies(ranks: float, top_k: int, num_experts: int) -> float:
 
 
 def exchange(ledger: Ledger, work: TimedStep, exchanges: Exchanges, again: float) -> None:
-    """Add dispatch and combine of forward and backward; recomputed experts repeat those of forward.
+    """Add dispatch and combine of forward and backward; recomputed experts repeat the forward's.
 
     NCCL's all-to-all sends a row to each expert; DeepEP and HybridEP send it once to each rank, and once to each other domain. Ranks that
-    share an expert gather the rows that each of them received, and scatter their results.
+    share an expert gather each other's received rows, and reduce-scatter their results.
 
     Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py, dispatch_postprocess and combine_preprocess.
     """
@@ -123,7 +123,7 @@ def exchange(ledger: Ledger, work: TimedStep, exchanges: Exchanges, again: float
 
 
 def _sent(work: TimedStep, exchanges: Exchanges, ranks: float) -> float:
-    """Rows that a token sends to `ranks` ranks or domains, or those that the busiest of them receives; of a token once where distinct."""
+    """Rows that a token sends to `ranks` ranks or domains, or that the busiest receives; with `distinct` each gets a token once."""
     moe, share = work.spec.model.moe, busiest(work, exchanges.skew)
     if work.software.dispatcher == "alltoall":
         return share * copies(ranks, exchanges.rows * padding(work), distinct=False)

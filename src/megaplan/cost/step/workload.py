@@ -97,7 +97,7 @@ class Software(NamedTuple):
         compiled: True if elementwise operations are fused, by hand or by torch.compile.
         fp8_attention: True if the attention core multiplies in fp8.
         low_head: True if the head multiplies in the recipe's dtype.
-        token_drop: True if experts have a fixed capacity, so that the host never waits for token counts.
+        token_drop: True if experts have a fixed capacity: the host never waits for token counts.
         padded_rows: True if each rank pads the rows of an expert to the multiple that products of the dtype need.
         neighbours: True if the experts of a token are consecutive (benchmarks that balance the load without a router).
         zero: True if optimizer state is sharded over data ranks.
@@ -109,8 +109,8 @@ class Software(NamedTuple):
         unfused_attention: True if scores go through memory, between products, softmax and dropout.
         attention_dropout: True if attention drops probabilities.
         flash: Generation of FlashAttention if it is not the framework's own; None for that.
-        modules: Modules whose copies and rotations are counted (`own_modules.MODULES`); None where a factor has their bytes.
-        fused_rotation: True if one kernel rotates, None for what the modules do.
+        modules: Modules whose copies and rotations are counted (`own_modules.MODULES`); None if a fitted factor includes their bytes.
+        fused_rotation: True if one kernel rotates; None for the modules' default.
         fused_loss: True if one kernel makes the loss, where `modules` are counted.
         all_reduces: True if data ranks gather the reduced gradients, too.
         shares_saved: True if tensor ranks share what a checkpoint keeps, and gather it before it runs again.

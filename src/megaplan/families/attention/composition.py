@@ -71,7 +71,7 @@ def library_refusal(dims: Dims, attention: GroupedQueryAttention | LatentAttenti
 
 
 def sizes_of_layer(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> AttentionSizes:
-    """Sizes of the core of a layer without an indexer of its own."""
+    """Sizes of the core of a layer without its own indexer."""
     sizes = _of_rank(dims, variant.section(attention))
     return sizes._replace(window=variant.window, packed=dims.packed, masked=variant.shares, library=dims.flash4, causal=variant.causal)
 
@@ -79,7 +79,7 @@ def sizes_of_layer(dims: Dims, attention: GroupedQueryAttention | LatentAttentio
 def indexed_inside(dims: Dims, attention: LatentAttention, parameters: DType, *, returns_choice: bool = False) -> KernelScratch | None:
     """Kernel scratch of the core with an indexer, in bytes; None if plain torch runs. `returns_choice` is true if forward returns its bits.
 
-    Without CP the index keys and their gradient are inside too; under CP other operations make them.
+    Without CP the index keys and their gradient are included too; under CP other operations make them.
     """
     indexer = attention.indexer
     if not dims.kernels or indexer is None:
@@ -155,7 +155,7 @@ def attention_exchanges(
 def _grouped_query(
     load: Workload, attention: GroupedQueryAttention, hidden_size: int, core: AttentionSizes, rotated: int, given: bool
 ) -> Works:
-    """Projections of queries, keys and values (none for those that an earlier layer gives), the core, and the operations after it."""
+    """Projections of queries, keys and values (unless an earlier layer gives them), the core, and the operations after it."""
     heads, num_kv_heads, (width, value) = attention.num_heads // load.tp, attention.num_kv_heads // load.tp, head_widths(attention)
     query, made = heads * width, heads * value
     gate: Works = (linear_work(load, "gate_proj", PART, hidden_size, heads * attention.gate_values),) if attention.gate else ()
@@ -192,7 +192,7 @@ def _qk_norms(load: Workload, attention: GroupedQueryAttention, heads: int, num_
 
 
 def _latent(load: Workload, attention: LatentAttention, hidden_size: int, core: AttentionSizes, *, late: bool) -> Works:
-    """The down projections are replicated: under sequence parallelism a rank makes the latents of its own tokens.
+    """The down projections are replicated: under sequence parallelism a rank makes the latents of its local tokens.
 
     `late` is true if the core expands gathered latents.
     """
@@ -259,8 +259,8 @@ def _block_indexer(load: Workload, indexer: BlockIndexer, hidden_size: int) -> W
 def _indexer(load: Workload, indexer: Indexer, query_width: int, hidden_size: int, core: AttentionSizes, rotated: int) -> Works:
     """The indexer is replicated under TP: a rank projects its own tokens, and computes the scores of all tokens from gathered ones.
 
-    Norm and scores are a part of the operation that attends, and run again with it. The index has a loss of its own, so that its
-    projections' inputs get no gradient.
+    Norm and scores are a part of the operation that attends, and run again with it. The index has its own loss: the inputs of its
+    projections get no gradient.
     """
     heads, dim = indexer.num_heads, indexer.head_dim
     sizes = IndexedSizes(core, heads, dim, rotated=rotated)

@@ -1,6 +1,6 @@
 """Latent queries, outputs of groups of heads, and keys that are made of several positions, of grouped-query attention.
 
-A compressed key is the sum of `rate` positions, weighed by a softmax of a product of the input and a learned number of each of them. An
+A compressed key is the sum of `rate` positions, weighted by a softmax of a projection of the input plus a learned number per position. An
 indexer of its own chooses some of these keys by keys that are compressed in the same way; the choice has no gradient.
 
 Source: the DeepSeek-V4 implementation of transformers.
@@ -28,7 +28,7 @@ COMPRESSED, CHOSEN = "compressor.keys", "compressor.chosen"
 
 
 def query_tensors(attention: GroupedQueryAttention, hidden_size: int) -> list[ParamTensor]:
-    """The latent of queries, if they have one."""
+    """The latent of queries, if any."""
     if attention.query_rank is None:
         return []
     return [
@@ -80,7 +80,7 @@ def query_ops(made: str, bias: str | None, *, sharded: bool) -> tuple[Op, ...]:
 
 
 def compress_ops(*, chooses: bool) -> tuple[Op, ...]:
-    """Compressed keys, and a choice of them; the indexer's own products exist inside the choice alone."""
+    """Compressed keys, and a choice of them; the indexer's products exist only inside the choice."""
     params = "compressor.position_bias", "compressor.norm.weight"
     reads = "compressor.kv", "compressor.gate"
     ops = (
@@ -159,6 +159,6 @@ def compressor_works(load: Workload, attention: GroupedQueryAttention, own: Comp
 
 
 def keys_seen(load: Workload, window: int | None, own: Compressor) -> int:
-    """Keys that a token attends to at most: those of its window, and compressed ones."""
+    """Most keys that a token attends to: the keys of its window, and compressed ones."""
     compressed = -(-load.seq_length // own.rate)
     return min(window or load.seq_length, load.seq_length) + min(own.top_k or compressed, compressed)

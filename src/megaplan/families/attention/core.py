@@ -107,7 +107,7 @@ def core_ops(
 
 
 def _chosen(key: AttentionKey) -> tuple[str, ...]:
-    """Compressed keys, and choices of keys or of blocks of them, which the core reads, too."""
+    """Further inputs of the core: compressed keys, and choices of keys or of blocks of keys."""
     given = {COMPRESSED: key.compressed, CHOSEN: key.chooses, BLOCKS: key.blocks}
     return tuple(name for name, is_given in given.items() if is_given)
 
@@ -157,7 +157,7 @@ def _gate(key: AttentionKey, heads: str) -> tuple[Op, ...]:
 
 
 def gate_shapes(dims: Dims, attention: GroupedQueryAttention | LatentAttention, heads: int, value: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of a gate of these heads, whose values have a width, and of what it multiplies."""
+    """Shapes of a gate of these heads with values of a width, and of the tensor that it multiplies."""
     if not attention.gate:
         return {}
     shapes = dict.fromkeys(("gate", "gate_biased", "gate_sigmoid"), dims.wide(heads, attention.gate_values))

@@ -1,4 +1,4 @@
-"""The core of latent attention that expands gathered latents by groups of heads: its operation, and what it holds.
+"""The core of latent attention that expands gathered latents by groups of heads: its operation and the bytes that it holds.
 
 In 16 bits backward sums the gradients of all tokens' latents. In eight bits it holds the gradients of all heads' keys and values for the
 rank's own tokens, and multiplies them when the last group is done (`megarun.parallel.groups.context_expand`).

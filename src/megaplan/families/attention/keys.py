@@ -11,8 +11,8 @@ class Compressor(Section):
     Attributes:
         layers: A layers with it: 0-based global indices, rising.
         rate: Positions for each of these keys.
-        overlaps: Each has a second half, of the positions before its own.
-        top_k: Keys that an indexer chooses of them; null for all.
+        overlaps: True if each also covers the preceding `rate` positions.
+        top_k: Number of them that an indexer chooses; null for all.
         index_heads: Heads of the indexer.
         index_dim: Width of one of them.
     """
@@ -36,7 +36,7 @@ class BlockIndexer(Section):
     Attributes:
         num_heads: Heads of the indexer; each chooses for its share of the query heads.
         head_dim: Width of one of them, and of its key.
-        block_size: Keys of a block, whose largest score is the block's.
+        block_size: Keys of a block; its score is the largest of its keys'.
         top_blocks: Blocks that a token attends to.
         layers: Layers that have the indexer: 0-based global indices of A layers, rising.
     """
@@ -49,7 +49,7 @@ class BlockIndexer(Section):
 
 
 class SharedKeys(Section):
-    """Layers that read the keys and values of an earlier one, and have no projections of their own for them.
+    """Layers that read the keys and values of an earlier layer and have no projections for them.
 
     Attributes:
         source: The A layer whose keys and values they read: its 0-based global index.

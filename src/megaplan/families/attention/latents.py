@@ -1,4 +1,4 @@
-"""Latent attention under `mesh.context_exchange: latents`: its groups of heads, and what a rank holds while it runs one of them."""
+"""Latent attention under `mesh.context_exchange: latents`: its groups of heads, and the bytes that a rank holds while it runs one group."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from megaplan.blocks.ops import UpProjection
 
 @cache
 def head_groups(num_heads: int, cp: int) -> int:
-    """Number of groups of a rank's heads whose keys and values are made at once: the smallest divisor of the heads that is not below cp.
+    """Number of groups into which a rank's heads are divided; keys and values of one group are made at once.
 
-    The keys and values of one group, of the whole sequence, then take no more bytes than those of all heads for the rank's own tokens.
+    It is the smallest divisor of the heads that is at least cp.
+    One group's keys and values of the whole sequence then take at most the bytes of all heads' for the rank's own tokens.
     """
     return next((groups for groups in range(min(num_heads, cp), num_heads + 1) if num_heads % groups == 0), 1)
 
@@ -37,11 +38,11 @@ class GroupBytes(NamedTuple):
 def group_bytes(
     core: AttentionSizes, latent: int, rotated: int, inside: KernelScratch, up: UpProjection, *, cp: int, groups: int
 ) -> GroupBytes:
-    """Bytes that a rank holds at the peak of a group of heads, in addition to gathered latents and what the operation returns.
+    """Bytes that a rank holds at the peak of a group of heads, in addition to gathered latents and the operation's results.
 
-    Forward first expands the latents, then attends. Backward expands, makes the gradients of keys and values, and multiplies those by the
-    up-projection or, in eight bits, sums them over the context group; sums of the gradients of latents, an adapter's narrow rows and what
-    eight bits keep of all heads are not counted here.
+    Forward first expands the latents, then attends. Backward expands, makes the gradients of keys and values, and multiplies them by the
+    up-projection or, in eight bits, sums them over the context group. Not counted here: sums of the latents' gradients, an adapter's narrow
+    rows, and the tensors of all heads that eight bits need.
 
     Args:
         core: Sizes of the core of the group.
@@ -69,7 +70,7 @@ def group_bytes(
 
 
 def _expanding_bytes(sizes: tuple[int, int, int, int], up: UpProjection, groups: int) -> int:
-    """Bytes inside the product of one group of heads, with the rows of all blocks that have the group's."""
+    """Bytes inside the product of one group of heads, with the rows of all blocks that contain rows of the group."""
     rows, latent, height, itemsize = sizes
     made = of_blocks(height, groups, SQUARE_ROWS.get(up.scaling, 1))
     product = expanding_product(rows, latent, made, itemsize, up)
@@ -79,7 +80,7 @@ def _expanding_bytes(sizes: tuple[int, int, int, int], up: UpProjection, groups:
 
 
 def of_blocks(height: int, groups: int, square: int) -> int:
-    """Most rows of blocks of `square` rows that have those of one group, of so many groups of `height` rows."""
+    """Most rows in the blocks of `square` rows that contain one of the groups of `height` rows."""
     ends = ((start // square * square, rounded_up(start + height, square)) for start in range(0, groups * height, height))
     return max(min(last, groups * height) - first for first, last in ends)
 

@@ -6,7 +6,7 @@ gathered for the core and kept as the rank's own part. The indexer's inputs get 
 for all tokens, and two fp32 numbers per token, never a T × T score. Scratch of the core's kernels is workspace.
 
 A choice that other layers share is a bit per query and key; the layer that chose runs its backward without it. Layers that read another
-one's keys and values have none of their own: their backward makes gradients of them that leave the block.
+one's keys and values have no storages for them: their backward makes gradients of them that leave the block.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _values(key: AttentionKey) -> tuple[Op, ...]:
 
 
 def _head_norms(key: AttentionKey, heads: Mapping[str, tuple[str, str]]) -> Iterator[Op]:
-    """Norms over each head of these letters, from what each reads to what it makes."""
+    """Norms over each head of these letters (q, k or v), each from its input to its output."""
     for name, (reads, made) in heads.items():
         scaled = norm(f"{name}_norm", reads, made, f"{name}_rstd", f"{name}_norm.weight")
         yield scaled if name in key.scaled else plain_norm(f"{name}_norm", reads, made, f"{name}_")
@@ -302,7 +302,7 @@ def _expanding(key: AttentionKey, rotates: bool, sharded: bool, up: UpProjection
 
 
 def latent_storages(dims: Dims, attention: LatentAttention) -> Shapes:
-    """Storages of an MLA block; nope and rope widths are those of one head."""
+    """Storages of an MLA block; nope and rope widths are per head."""
     heads, rope = attention.num_heads // dims.tp, attention.qk_rope_head_dim
     (key, value), latent = head_widths(attention), attention.kv_lora_rank
     wide, own = dims.wide, dims.residual[:2]

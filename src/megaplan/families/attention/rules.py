@@ -44,7 +44,7 @@ def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttent
 
 
 def _gates(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    """Checks that a gate exists where something belongs to it, and that a query latent exists where it makes the gate."""
+    """Checks that a gate's options have a gate, and that a gate from the query latent has a query latent."""
     biased = isinstance(attention, GroupedQueryAttention) and attention.gate_bias
     for name, value in {"gate_width": "head" * (attention.gate_width == "head"), "gate_bias": "true" * biased}.items():
         if value and not attention.gate:
@@ -87,7 +87,7 @@ def _rotated(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator
 
 
 def _layer_heads(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
-    """Checks heads of single layers: whole groups, no wider rotation than a head, and each layer once."""
+    """Checks heads of single layers: a whole number of heads per group, rotation at most a head's width, each layer once."""
     key, seen = "model.attention.layer_heads", set[int]()
     for place, given in enumerate(attention.layer_heads):
         own = attention.with_heads(place)
@@ -105,7 +105,7 @@ def _layer_heads(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iter
         own = attention.with_heads(attention.heads_of(layer))
         turned = own.rotated(attention.window(layer))
         if layer not in attention.nope_layers and turned > own.head_dim:
-            detail = f"layer {layer} turns {turned} dims of a head, and its head_dim is {own.head_dim}"
+            detail = f"layer {layer} rotates {turned} dims of a head, but its head_dim is {own.head_dim}"
             hint = "give attention.rotary_dim, or attention.window_rotary_dim with window_rope_theta"
             yield checked.error("MP715", detail, key, hint)
             return
@@ -165,7 +165,7 @@ def _compressors(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iter
 
 
 def _values(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[Diagnostic]:
-    """Checks that values that come from keys have the keys' width, and norms of their own."""
+    """Checks that values that come from keys have the keys' width and separate norms."""
     for own in (attention, *(attention.with_heads(place) for place in range(len(attention.layer_heads)))):
         needed = {"value_norm": own.value_norm, "qk_norm": own.qk_norm, "qk_norm_width = head": own.qk_norm_width == "head"}
         needed["value_head_dim as head_dim"] = own.value_width == own.head_dim
@@ -177,7 +177,7 @@ def _values(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator[
 
 
 def _scaling(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttention) -> Iterator[Diagnostic]:
-    """Checks rotary scaling: kept frequencies are not below divided ones.
+    """Checks rotary scaling: unchanged frequencies must be at least as high as divided ones.
 
     Equal ends are a ramp of one step, as in Kimi-K2 (yarn) and Llama-4-Scout (llama3). YaRN finds both by the logarithm of the base.
     """
@@ -225,7 +225,7 @@ def _layers(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAtten
 
 
 def _layer_latents(checked: CheckedSpec, attention: LatentAttention) -> Iterator[Diagnostic]:
-    """Checks heads and latents of single layers: A layers, each once; a query latent only where the section has one."""
+    """Checks heads and latents of single layers: A layers, each once; a query latent only if the section has one."""
     key, seen = "model.attention.layer_latents", set[int]()
     for place, own in enumerate(attention.layer_latents):
         yield from rising(checked, key, own.layers)
@@ -252,7 +252,7 @@ def _twice(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttent
                 detail = f"layer {layer} is in attention.windows with size = {window.size}, and in {seen[layer]}"
                 yield checked.error("MP715", detail, "model.attention.windows", f"remove {layer} from one of them")
                 return
-        seen |= dict.fromkeys(window.layers, f"those with size = {window.size}")
+        seen |= dict.fromkeys(window.layers, f"the layers with size = {window.size}")
 
 
 def _shared(checked: CheckedSpec, attention: LatentAttention, indexer: Indexer) -> Iterator[Diagnostic]:
@@ -266,7 +266,7 @@ def _shared(checked: CheckedSpec, attention: LatentAttention, indexer: Indexer) 
     first = min(own, default=None)
     early = [layer for layer in indexer.shared_layers if first is None or layer < first]
     if early:
-        detail = f"attention.indexer.shared_layers has {early[0]}, and attention.indexer.layers has no layer before it"
+        detail = f"attention.indexer.shared_layers has {early[0]}, but attention.indexer.layers has no layer before it"
         yield checked.error("MP715", detail, key, f"write {early[0]} under attention.indexer.layers")
         return
     for source, *others in indexer.groups:

@@ -23,13 +23,13 @@ class LinearScaling(Section):
 
 
 class Llama3Scaling(Section):
-    """Low rotary frequencies are divided, high ones are kept, those between are interpolated (Llama 3.1, arXiv:2407.21783).
+    """Low rotary frequencies are divided, high ones are unchanged, the ones between are interpolated (Llama 3.1, arXiv:2407.21783).
 
     Attributes:
         kind: llama3.
         factor: Divisor of the low frequencies.
-        low_freq_factor: Frequencies with fewer turns than this in original_seq_length tokens are divided.
-        high_freq_factor: Frequencies with more turns than this in original_seq_length tokens are kept; at least low_freq_factor.
+        low_freq_factor: Frequencies with fewer rotations than this in original_seq_length tokens are divided.
+        high_freq_factor: Frequencies with more rotations than this in original_seq_length tokens are unchanged; at least low_freq_factor.
         original_seq_length: Tokens of a sequence before the context was extended.
     """
 
@@ -47,8 +47,8 @@ class YarnScaling(Section):
         kind: yarn.
         factor: Divisor of the low frequencies.
         original_seq_length: Tokens of a sequence before the context was extended.
-        beta_fast: Frequencies with more turns than this in original_seq_length tokens are kept; at least beta_slow.
-        beta_slow: Frequencies with fewer turns than this in original_seq_length tokens are divided.
+        beta_fast: Frequencies with more rotations than this in original_seq_length tokens are unchanged; at least beta_slow.
+        beta_slow: Frequencies with fewer rotations than this in original_seq_length tokens are divided.
         truncate: The ends of the ramp are rounded outwards to whole frequencies.
         attention_factor: Factor of cos and sin; null for 0.1 ln(factor) + 1, or 1 where factor is at most 1.
     """

@@ -75,7 +75,7 @@ class LayerHeads(Section):
         head_dim: Width of a head of queries and keys.
         value_head_dim: Width of a head of values.
         sinks: A learned score per head in the denominator of its softmax.
-        values_from_keys: Values are what the keys' projection makes.
+        values_from_keys: Values are the output of the keys' projection.
     """
 
     layers: tuple[NaturalInt, ...]
@@ -103,13 +103,13 @@ class GroupedQueryAttention(OptionsSection):
         output_bias: Bias on the output projection.
         value_head_dim: Width of a head of values; null for head_dim.
         value_norm: RMSNorm without a weight over each head of values.
-        values_from_keys: Values are what the keys' projection makes, before its norm; needs qk_norm over heads and value_norm.
+        values_from_keys: Values are the output of the keys' projection before the norm; needs qk_norm over heads and value_norm.
         layer_heads: Other heads of some layers.
         query_rank: Width of a latent with a norm, from which queries are made; null for none.
         query_norm_scale: The norm over query heads has a scale, if that over key heads has one.
-        values_are_keys: Values are the keys as they are, normed and rotated.
+        values_are_keys: Values are the normed and rotated keys.
         output_groups: Groups of heads whose outputs are projected to output_rank each, before the output projection; 0 for none.
-        output_rank: Width of what a group makes.
+        output_rank: Width of a group's output.
         compressors: Keys that are made of several positions, of some layers.
         block_indexer: An indexer that chooses blocks of keys; null for none.
         shared_keys: Layers that read the keys and values of an earlier layer.
@@ -118,7 +118,7 @@ class GroupedQueryAttention(OptionsSection):
         gate_bias: A learned number per head that is added to the gate before its sigmoid.
         key_bias: Each key adds a number to its scores, which a projection of all values makes, with a learned factor a head.
         sinks: A learned score per head in the denominator of its softmax.
-        window_size: Positions that a token sees, itself included; null for all before it.
+        window_size: Positions that a token attends to, itself included; null for all earlier ones.
         full_layers: A layers without the window: 0-based global indices, rising.
         windows: Windows of layers with another one than window_size.
         rope_theta: Base of the rotary angles.
@@ -270,7 +270,7 @@ class LatentAttention(OptionsSection):
         output_bias: Bias on the output projection alone.
         gate: The output of the heads is multiplied by the sigmoid of a projection of the block's input.
         gate_width: Values of the gate: one per channel, or one per head.
-        gate_source: The block's input, or the query latent: one product of it and its norm makes queries and gate.
+        gate_source: The block's input, or the query latent: then one product of the normed latent makes queries and gate.
         sinks: A learned score per head in the denominator of its softmax.
         layer_latents: Other heads and latents of some layers.
         rotary_norm: RMSNorm over the rotary key, before it is rotated.
@@ -280,7 +280,7 @@ class LatentAttention(OptionsSection):
         rope_scaling: Scaling of rotary frequencies for a longer context; null for none.
         softmax_scale: Factor of the scores; null for 1 / sqrt(width of a query head).
         output_multiplier: Factor of the block's output, before it is added to the stream.
-        window_size: Positions that a token sees, itself included; null for all before it.
+        window_size: Positions that a token attends to, itself included; null for all earlier ones.
         full_layers: A layers without the window: 0-based global indices, rising.
         windows: Windows of layers with another one than window_size.
         nope_layers: A layers without rotary embedding: 0-based global indices, rising.

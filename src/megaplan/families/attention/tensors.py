@@ -111,7 +111,7 @@ def _of_heads(attention: GroupedQueryAttention | LatentAttention) -> list[ParamT
 
 
 def _block_indexer(indexer: BlockIndexer, hidden_size: int) -> list[ParamTensor]:
-    """Queries of each of its heads, one key, and a norm of either; replicated, as the choice is every rank's."""
+    """Queries of its heads, one key, and a norm for each; replicated, because every rank chooses the same keys."""
     widths = {"q": indexer.num_heads * indexer.head_dim, "k": indexer.head_dim}
     made = [replicated(f"indexer.{name}_proj.weight", (width, hidden_size), Group.MATRIX) for name, width in widths.items()]
     return [*made, *(norm(f"indexer.{name}_norm.weight", indexer.head_dim) for name in widths)]

@@ -22,10 +22,10 @@ class AttentionVariant(NamedTuple):
         window: Positions that a token sees; None for all before it.
         shares: True if the layer attends to the choice of an earlier layer's indexer.
         heads: Place of its heads in `layer_heads` or `layer_latents`; None for the section's own.
-        causal: True if a token sees none after it.
+        causal: True if a token attends to no later ones.
         blocks: True if the layer has the section's indexer of blocks of keys (GQA only).
         compressor: Place of its compressor in `compressors`; None for none.
-        keys: Owner of keys and values: the layer (own), the layer and readers after it (source), or an earlier layer (given).
+        keys: Use of keys and values: by this layer alone (own), also by later layers (source), or from an earlier layer (given).
     """
 
     indexed: bool = False

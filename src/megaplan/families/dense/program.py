@@ -1,4 +1,4 @@
-"""Operations of D blocks, what they keep, and their work; saved tensors of every gated or ungated MLP inside other blocks."""
+"""Operations of D blocks, their saved tensors and work; also for every gated or ungated MLP inside other blocks."""
 
 from __future__ import annotations
 

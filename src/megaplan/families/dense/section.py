@@ -46,5 +46,5 @@ class Mlp(OptionsSection):
     output_multiplier: PositiveFloat = 1.0
 
     def own_width(self, layer: int, _place: int) -> int | None:
-        """Inner width of a layer, by its global index, that is not the section's; None for that one."""
+        """Inner width of a layer, by its global index, if it is not the section's; None for that one."""
         return next((own.ffn_hidden_size for own in self.layer_widths if layer in own.layers), None)

@@ -1,6 +1,6 @@
 """G blocks: linear attention with a gated delta rule, with one decay per head (gated delta net) or per key dim (Kimi delta attention).
 
-Lightning attention and mLSTM have no delta rule, and modules of their own. mLSTM hands no state between ranks of a context group.
+Lightning attention and mLSTM have no delta rule, and separate modules. mLSTM hands no state between ranks of a context group.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ LINEAR_ATTENTION = Family(
     work=_work,
     formulas=FORMULAS,
     selective=_selective,
-    full_refused="its delta rule would run twice, and projections and convolutions are what selective recomputes",
+    full_refused="its delta rule would run twice; selective recomputes projections and convolutions alone",
     rules=_rules,
     sharded=_sharded,
     serving=_served,

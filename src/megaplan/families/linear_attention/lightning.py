@@ -1,8 +1,8 @@
 """Lightning attention: a state per head that decays by a constant, without a delta rule (arXiv:2401.04658).
 
-One product of the block's input makes queries, keys and values, each head's side by side, with silu after it; what the heads read of their
-states has a norm over all heads and a gate as wide. It is Mamba-2's scan with steps of one: values are x, keys B, queries C, and a head's
-constant is its rate of decay; `megakernels.ssd` runs it, and keeps the state before every chunk.
+One product of the block's input makes queries, keys and values, interleaved by head, with silu after it; the scan's output has a norm over
+all heads and a gate of the same width. It is Mamba-2's scan with steps of one: values are x, keys B, queries C, and a head's constant is
+its rate of decay; `megakernels.ssd` runs it, and keeps the state before every chunk.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ SLOWEST = 1e-5
 def log_decays(num_heads: int, letters: Sequence[str], layer: int) -> tuple[float, float]:
     """The logarithm of a head's decay a position is a line in its number: (first, step), head 0 has `first`.
 
-    Head i of n decays by exp(−2^(−8 (i + 1) / n) · (1 − share)), where share is the layer's place among those that mix positions, from 0
-    to 1; a layer after them has that of the last one.
+    Head i of n decays by exp(−2^(−8 (i + 1) / n) · (1 − share)), where share is the layer's position among the mixers, from 0 to 1; a later
+    layer has the last one's.
 
-    Source: arXiv:2501.08313, section 2.2.2, and the code published with it.
+    Source: arXiv:2501.08313, section 2.2.2, and its published code.
     """
     mixing = [index for index, letter in enumerate(letters) if letter not in FEEDS]
     place = min(sum(index < layer for index in mixing), len(mixing) - 1)
@@ -77,12 +77,12 @@ def lightning_tensors(linear: LightningAttention, hidden_size: int) -> tuple[Par
 
 
 def lightning_sizes(linear: LightningAttention, batch: int, positions: int, heads: int, itemsize: int) -> Ssd:
-    """Sizes of the scan over these heads, each a group of its own."""
+    """Sizes of the scan over these heads, one group per head."""
     return Ssd(batch, positions, heads, heads, linear.head_dim, linear.head_dim, linear.chunk_size, itemsize)
 
 
 def lightning_inside(dims: Dims, linear: LightningAttention, heads: int) -> KernelScratch | None:
-    """Kernel scratch of the scan over these heads of this rank, in bytes; None where the kernels do not take these sizes.
+    """Kernel scratch of the scan over these heads of this rank, in bytes; None if the kernels do not support these sizes.
 
     The kernels make gradients of steps and decays too, which have none: they are dropped.
     """

@@ -1,7 +1,7 @@
 """mLSTM: a matrix state per head with exponential input gates and forget gates, and no delta rule (arXiv:2405.04517).
 
-Projections make queries, keys, values, a gate as wide as the values, and two numbers per head for the gates of the state. What the heads
-read of their states, over a normaliser, has a LayerNorm over each head without a bias. The layout is that of xLSTM 7B (arXiv:2503.13427).
+Projections make queries, keys, values, a gate as wide as the values, and two numbers per head for the gates of the state. The heads'
+outputs, divided by a normaliser, have a LayerNorm over each head without a bias. The layout is that of xLSTM 7B (arXiv:2503.13427).
 `megakernels.mlstm` runs in plain torch on GPUs, too, and states its scratch.
 """
 

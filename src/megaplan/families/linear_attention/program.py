@@ -1,4 +1,4 @@
-"""Operations of G blocks, gated delta net and Kimi delta attention: what they keep, and their work.
+"""Operations of G blocks, gated delta net and Kimi delta attention: their saved tensors and work.
 
 q and k are views of one convolution's output. The delta rule keeps its inputs and the fp32 state before every `save_every` positions; under
 CP so for each of two pieces. The gated norm normalises each head, so it keeps one statistic a head.
@@ -61,7 +61,7 @@ def delta_inside(
         parameters: Dtype of the parameters' gradients.
 
     Returns:
-        None where the kernels do not take these sizes.
+        None if the kernels do not support these sizes.
     """
     run = lane_of(dims, heads, key_heads)
     sizes = delta_sizes(linear, dims.batch, run.positions, run.heads, run.groups, dims.dtype.bytes)

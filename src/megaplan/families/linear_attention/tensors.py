@@ -1,7 +1,7 @@
 """Parameters of G blocks: gated delta net and Kimi delta attention.
 
-Under TP every tensor of a head shards with it. The latents of Kimi delta attention's decay and gate serve all heads, so their
-projection is replicated, and so is the norm's scale, which all heads share. Projections are orthogonalised per key head, as in attention.
+Under TP every tensor of a head shards with it. The latents of Kimi delta attention's decay and gate are shared by all heads, so their
+projection is replicated, and also the shared scale of the norm. Projections are orthogonalised per key head, as in attention.
 """
 
 from __future__ import annotations

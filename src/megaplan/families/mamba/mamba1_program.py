@@ -1,4 +1,4 @@
-"""Operations of M blocks of Mamba-1, what they keep, and their work.
+"""Operations of M blocks of Mamba-1, their saved tensors and work.
 
 The scan keeps its inputs and the fp32 state before every `save_every` positions. All channels share the step's latent, B and C, so under
 TP they are summed over the group, in forward and backward.

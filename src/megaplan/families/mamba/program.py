@@ -1,8 +1,8 @@
-"""Operations of M blocks, what those of Mamba-2 and Mamba-3 keep, and their work; Mamba-1 is in `mamba1_program`.
+"""Operations of M blocks, the saved tensors of Mamba-2 and Mamba-3, and their work; Mamba-1 is in `mamba1_program`.
 
 in_proj makes one storage; its parts are views of it, kept once (docs/decisions/0002). Mamba-3's scan keeps its inputs (views of in_proj's
 output, the angles, normed B and C), and state and phase at each segment's start; it gates and projects its output itself, and recomputes
-what each rank reads in backward.
+the inputs of each rank in backward.
 
 Source: arXiv:2405.21060, section 7.1 (Mamba-2); arXiv:2603.15569, section 3 (Mamba-3).
 """
@@ -64,7 +64,7 @@ def scan_inside(dims: Dims, mamba: Mamba2 | Mamba3, heads: int, groups: int, par
         parameters: Dtype of the parameters' gradients.
 
     Returns:
-        None where the kernels do not take these sizes.
+        None if the kernels do not support these sizes.
     """
     run = lane_of(dims, heads, groups)
     sizes = scan_sizes(mamba, dims.batch, run.positions, run.heads, run.groups, dims.dtype.bytes)
@@ -88,7 +88,7 @@ def _saved_bytes(sizes: TrapezoidalScan) -> int:
 
 
 def _trapezoidal_pieces(dims: Dims, sizes: TrapezoidalScan, copied_states: int, copied_starts: int, parameter_bytes: int) -> KernelScratch:
-    """Mamba-3's scan of a piece: state and phase are parts of the result passed on; views of it are copied."""
+    """Mamba-3's scan of a piece: state and phase are parts of the result that is passed on, so views of it are copied."""
     of_last = DType.FP32.bytes * dims.batch * sizes.heads * sizes.angles
     whole = sizes.forward_bytes()
     viewed = sizes.angles > 0 and dims.batch * sizes.heads > 1
@@ -277,6 +277,6 @@ def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
 
 
 def _states(dims: Dims, mamba: Mamba2 | Mamba3, heads: int) -> tuple[int, ...]:
-    """Shape of the saved states; under CP those of each piece."""
+    """Shape of the saved states; under CP per piece."""
     groups = mamba.num_groups // dims.tp
     return of_pieces(dims, scan_sizes(mamba, dims.batch, piece_positions(dims), heads, groups, dims.dtype.bytes).states)

@@ -8,7 +8,7 @@ from megaplan.scalars import MimoRank, NaturalInt, NonNegativeFloat, OptionsSect
 
 
 class Mamba1(OptionsSection):
-    """Mamba-1 (arXiv:2312.00752): every channel has a state of its own.
+    """Mamba-1 (arXiv:2312.00752): every channel has its own state.
 
     Attributes:
         kind: mamba1.

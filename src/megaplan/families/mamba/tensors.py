@@ -1,8 +1,8 @@
 """Parameters of M blocks: Mamba-1, Mamba-2 and Mamba-3.
 
 Under TP (R-17) the input projection, convolution, per-head tensors, gated norm and output projection shard by heads and groups; each part
-of a fused projection shards on its own, so that a rank's z, x, B, C and dt belong to the same heads. Of all these only the output
-projection is Muon's; AdamW updates the rest, the input projection included (R-60). Mamba-1 shards by channels.
+of a fused projection shards on its own, so that a rank's z, x, B, C and dt belong to the same heads. Muon updates only the output
+projection; AdamW updates the rest, the input projection included (R-60). Mamba-1 shards by channels.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int, skew: float
 
     Dispatch reads a token's row and writes it k times; combine sums it from k rows; backward moves the same rows in reverse. Rows that
     travel to other ranks, and all rows if `load.sorts`, are sorted by expert and unsorted: one more read and write each. Experts that
-    gather, and have no capacity, need neither sorted rows nor, on one rank, dispatched ones: their products read k rows per token as they
-    would read copies, and write k rows that are summed.
+    gather and have no capacity need no sorted rows and, on one rank, no dispatched rows: their products read k rows per token in place, and
+    write k rows that are summed.
 
-    Where tokens are gathered, a rank copies the rows of its experts from the tokens of all ranks, and sums them into as many: per own token
-    it moves as many rows as an even share has, and writes a sum for a token of every rank.
+    If tokens are gathered, a rank copies the rows of its experts from the tokens of all ranks, and sums results into one row per token of
+    all ranks: per local token it moves the rows of an even share, and writes one sum per rank.
     """
     rows, row = moe.top_k, moe.row_width(hidden_size) * load.itemsize
     sorting: Works = ()
@@ -53,9 +53,9 @@ def routing(load: Workload, moe: MixtureOfExperts, hidden_size: int, skew: float
 def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, variant: float | None = None) -> Works:
     """One E block, pre-norm and residual included: `top_k` experts per token, and the shared expert.
 
-    Every routed row is counted, and skew moves work between ranks, not in total; with a capacity rows are those of the buffers. A rank
-    holds `1 / ep` of the experts and receives as many rows as it sends; with etp, all etp ranks of an expert compute a slice of its width
-    on each other's rows too. `tp` shards the shared expert alone.
+    Every routed row is counted; skew moves work between ranks without changing the total; with a capacity the rows of the buffers count. A
+    rank holds `1 / ep` of the experts and receives as many rows as it sends; with etp, each of the etp ranks of an expert computes a slice
+    of its width on the rows of all of them. `tp` shards the shared expert alone.
     """
     rows, skew = moe.row_width(hidden_size), moe.skew_in(variant)
     bank = expert_sizes(moe, load.num_tokens, moe.top_k, hidden_size, load.itemsize, ep=load.ep, etp=load.etp)

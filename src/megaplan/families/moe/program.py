@@ -2,14 +2,14 @@
 
 With ep = etp = 1 rows stay on the rank. Otherwise counts are exchanged first; then rows and their routing weights are sent in expert order,
 arrive by source rank, are sorted by local expert, pass through the experts, and return. Send buffers are not saved (the backward of an
-all-to-all needs none of them); the expert GEMMs save sorted rows, and weights as they arrived. ETP ranks have a slice of each expert: they
-gather each other's rows after the exchange, and sum the slices' results, which arrive rank by rank, before it runs back.
+all-to-all does not need them); the expert GEMMs save sorted rows, and weights in order of arrival. ETP ranks have a slice of each expert:
+they gather each other's rows after the exchange, and before the return exchange sum the slices' results, which arrive rank by rank.
 
-With `host.kernels: triton`, and in eight bits, the experts read tokens, or rows that arrived, in place: they save those, and nothing
-is sorted. Scratch of the kernels is workspace.
+With `host.kernels: triton`, and in eight bits, the experts read tokens, or received rows, in place: they save these, and nothing is sorted.
+Scratch of the kernels is workspace.
 
-A router adds its tokens' entropies and its experts' rows to the sums of the step. One with losses of its own also keeps each token's
-log-sum-exp and each sequence's rows for every expert.
+A router adds its tokens' entropies and its experts' rows to the sums of the step. A router with its own losses also saves each token's
+log-sum-exp and each sequence's rows per expert.
 
 Row counts depend on routing: `received_rows` states them from the layer's `moe.routing_skew`. With `moe.capacity_factor` every expert has
 buffers of one size from every rank, on one rank too: rows are copied to them, and the experts read them as rows that arrived. Rows of
@@ -55,14 +55,14 @@ class MoeOptions(NamedTuple):
     Attributes:
         gated: True if experts have three matrices.
         shared: True if there is a shared expert.
-        losses: True if the router has losses of its own.
+        losses: True if the router has its own losses.
         shared_gate: True if a score multiplies the shared expert's output.
         latent: True if experts read and write a latent.
         bias: True if the experts' projections have a bias.
         router: Parameters of the router.
         sigmoid: True if scores are sigmoids, whose logits are saved instead of the probabilities.
         kernels: True if kernels run the router.
-        own_norms: True if experts, router and shared expert have norms of their own.
+        own_norms: True if experts, router and shared expert have their own norms.
     """
 
     gated: bool
@@ -100,11 +100,11 @@ def capacity(moe: MixtureOfExperts, num_tokens: int) -> int | None:
 
 
 def received_rows(moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh, variant: float | None = None) -> int:
-    """Rows computed by the busiest expert rank: those that all ep · etp sources send to its experts.
+    """Rows computed by the busiest expert rank: all rows that the ep · etp sources send to its experts.
 
-    Dropless: N · k rows on average (ep sources, 1 / ep of the experts), times the layer's skew if rows can move between ranks, at most all
-    rows except those of null experts, and all that could choose a local expert; etp ranks gather as many each. With a capacity: that of
-    every local expert from every source.
+    Dropless: N · k rows on average (ep sources, 1 / ep of the experts), times the layer's skew if rows can move between ranks; at most all
+    rows except those of null experts, and all that can choose a local expert. Each of the etp ranks gathers the same number. With a
+    capacity: the capacity of every local expert from every source.
     """
     local, limit = moe.num_experts // mesh.ep, capacity(moe, num_tokens)
     if limit is not None:

@@ -52,7 +52,7 @@ RoutingSkew = Annotated[
     | Annotated[LayerSkew, Tag(f"{BRANCH}section")],
     Discriminator(_form),
 ]
-"""One skew for all E layers, a list of one for each E layer in order, or those of the first layers and of the rest."""
+"""One skew for all E layers, a list with one per E layer in order, or one for the first layers and one for the rest."""
 
 
 class MixtureOfExperts(OptionsSection):
@@ -62,10 +62,10 @@ class MixtureOfExperts(OptionsSection):
         num_experts: Routed experts of a layer.
         top_k: Experts that each token chooses; with expert_choice the mean at a capacity_factor of 1.
         null_experts: Further choices of the router whose output is zero: a token that chooses them has fewer experts.
-        expert_choice: Each expert takes the tokens with its largest scores, as many as its capacity, which is 1.0 if it is not given.
+        expert_choice: Each expert takes the tokens with its largest scores, up to its capacity (default 1.0).
         ffn_hidden_size: Width of a routed expert.
         shared_ffn_hidden_size: Width of the shared expert; 0 for none.
-        own_norms: Experts, shared expert and router read norms of their own, and what both kinds of experts make is normed.
+        own_norms: Experts, shared expert and router read their own norms, and the outputs of both kinds of experts are normed.
         shared_gate: The shared expert's output is multiplied by the sigmoid of one score per token.
         latent_size: Width of the routed experts' inputs and outputs, between two projections that all share; null for hidden_size.
         activation: swiglu or geglu (three matrices), relu2 or gelu (two).
@@ -77,7 +77,7 @@ class MixtureOfExperts(OptionsSection):
         expert_bias: A number per expert, added to its score only for the choice; it is a buffer, not a parameter.
         expert_bias_rate: Amount that a step adds to the bias of an expert with fewer rows than the mean, and subtracts with more.
         num_groups: Equal groups of experts; a token chooses top_groups of them before it chooses experts; 1 for no groups.
-        top_groups: Groups that each token chooses: by their best score, of sigmoid scores by the sum of their best two.
+        top_groups: Groups that each token chooses: by their best score, or with sigmoid scores by the sum of their best two.
         routed_scale: Factor of the chosen experts' weights.
         normalize_top_k: The chosen experts' weights sum to 1, before routed_scale.
         capacity_factor: Rows kept per expert and source rank, relative to the even share, in buffers of that size; null for dropless.
@@ -137,7 +137,7 @@ class MixtureOfExperts(OptionsSection):
 
     @property
     def slots(self) -> int:
-        """Experts that the router writes down for each token: those that it chose, or all that may choose it."""
+        """Experts that the router records for each token: the chosen ones, or all experts that may choose it."""
         return self.num_experts if self.expert_choice else self.top_k
 
     @property
@@ -147,11 +147,11 @@ class MixtureOfExperts(OptionsSection):
 
     @property
     def takes_some(self) -> bool:
-        """True if a pair of a token and a slot may have no row, or a row no pair: with buffers, and with null experts."""
+        """True if a (token, slot) pair may have no row, or a row no pair: with buffers, or with null experts."""
         return self.capacity is not None or self.null_experts > 0
 
     def rows_of(self, num_tokens: int) -> int:
-        """Rows of tokens whose routing is even: `top_k` of each, without those of null experts."""
+        """Rows of tokens under even routing: `top_k` each, without null experts' rows."""
         return -(-num_tokens * self.top_k * self.num_experts // self.num_choices)
 
     def row_width(self, hidden_size: int) -> int:
@@ -199,7 +199,7 @@ class MixtureOfExperts(OptionsSection):
 
     @property
     def has_router_losses(self) -> bool:
-        """True if the routers have losses of their own."""
+        """True if the routers have their own losses."""
         return self.balance_loss_coefficient + self.z_loss_coefficient > 0
 
 

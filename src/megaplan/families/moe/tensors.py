@@ -9,7 +9,7 @@ from megaplan.inventory.tensors import Group, Init, Owner, ParamTensor
 from megaplan.scalars import GATED
 
 OWN_NORMS = ("expert_norm", "expert_post_norm", "shared_post_norm")
-"""Norms of `own_norms` with a scale: before the experts, and on what routed and shared experts make."""
+"""Norms of `own_norms` with a scale: before the experts, and on the outputs of routed and shared experts."""
 
 
 def moe_tensors(moe: MixtureOfExperts, hidden_size: int, _variant: float | None = None) -> tuple[ParamTensor, ...]:
@@ -47,7 +47,7 @@ def _own_norms(moe: MixtureOfExperts, hidden_size: int) -> tuple[ParamTensor, ..
 
 
 def _bank_biases(up_names: tuple[str, ...], experts: int, width: int, rows: int) -> tuple[ParamTensor, ...]:
-    """Biases with one row per expert; ETP shards those of its width."""
+    """Biases with one row per expert; ETP shards the ones along the width."""
     shapes = {**{f"experts.{name}_bias": ((experts, width), 1) for name in up_names}, "experts.down_proj_bias": ((experts, rows), None)}
     return tuple(
         ParamTensor(name, shape, Owner.EXPERT_PARALLEL, Group.OTHER, Init.ZEROS, dim, num_matrices=experts)

@@ -12,13 +12,13 @@ from megaplan.blocks.ops import Op
 
 INSIDE_FORWARD, INSIDE_BACKWARD = "experts.inside", "experts.inside_backward"
 ARRIVED = "arrived"
-"""Rows from other ranks, and from this one, as the experts' exchange returns them."""
+"""Rows from all ranks, this one included, as the experts' exchange returns them."""
 EXCHANGES = frozenset({"exchange", "exchange back"})
 """Operations that wait for rows from other ranks, or send them back."""
 ANNOUNCE = "announce"
-"""Operation that learns the counts of rows from other ranks, by an exchange of its own where experts have no capacity."""
+"""Operation that gets the counts of rows from other ranks, by a separate exchange if experts have no capacity."""
 SLICED_BIAS = "experts.down_bias"
-"""The bias of a bank's down-projections that one slice adds, and the others do not."""
+"""The bias of a bank's down-projections, which only one slice adds."""
 
 
 class Travel(NamedTuple):
@@ -41,7 +41,7 @@ class Travel(NamedTuple):
 
     @property
     def both(self) -> bool:
-        """True if ranks with different experts, and ranks with slices of them, exchange rows one after the other."""
+        """True if rows are exchanged twice: between ranks with different experts, and between ranks with slices of them."""
         return self.exchanged and self.gathered
 
 
@@ -53,7 +53,7 @@ def routed_ops(gated: bool, gathers: bool, bias: bool, way: Travel, *, padded: b
         gathers: True if experts read rows where they are, instead of sorted copies.
         bias: True if the experts' projections have a bias.
         way: The way to other ranks.
-        padded: True if a pair of a token and a slot may have no row.
+        padded: True if a (token, slot) pair may have no row.
         limited: True if experts have buffers of one size.
     """
     if way.by_gather:
@@ -84,7 +84,7 @@ def _local(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
 
 
 def _travelling(gated: bool, gathers: bool, bias: bool, way: Travel) -> tuple[Op, ...]:
-    """Rows that are copied for the experts, and go to other ranks if these have experts, or slices of them."""
+    """Rows that are copied for the experts, and sent if other ranks have experts or slices of them."""
     sent, weighing, returned = ("sent", "sent_weights", "returned") if way.far else (ARRIVED, "arrived_weights", "leaving")
     processed = _arrived(gated, gathers, bias) if gathers or not way.far else _sorted(gated, gathers, bias)
     processed = _with_sliced_bias(processed, bias=bias, way=way)
@@ -127,7 +127,7 @@ def _sorted(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
 
 
 def _gathering(gated: bool, gathers: bool, bias: bool, way: Travel, *, limited: bool) -> tuple[Op, ...]:
-    """Tokens of all ranks, of which each copies the rows of its experts; `limited`: from the places in buffers that each rank has planned.
+    """Tokens of all ranks, from which each copies its experts' rows; `limited`: from the places in buffers that each rank has planned.
 
     Tokens are gathered over EP and then over ETP, whose ranks have slices of the same experts; sums are scattered in reverse.
     """

@@ -1,4 +1,4 @@
-"""Operations of R blocks, M²RNN: what they keep, with fp32 states every `save_every` tokens and after the last, and their work.
+"""Operations of R blocks, M²RNN: their work and saved tensors, with fp32 states every `save_every` tokens and after the last.
 
 Under CP both are of two pieces. Source: arXiv:2603.14360.
 """
@@ -62,7 +62,7 @@ def recurrence_inside(dims: Dims, recurrent: MatrixRecurrence, heads: int, param
 def recurrent_work(load: Workload, recurrent: MatrixRecurrence, hidden_size: int, _variant: None = None) -> Works:
     """One R block, pre-norm and residual included.
 
-    `tp` shards the heads; q and k, which serve all of them, are projected on every rank. The recurrence takes one step per position of a
+    `tp` shards the heads; q and k, which all heads share, are projected on every rank. The recurrence takes one step per position of a
     sequence, whatever runs concurrently.
     """
     heads, shared, kernel, size = recurrent.num_heads // load.tp, 2 * recurrent.key_dim, recurrent.conv_kernel, load.itemsize

@@ -1,6 +1,6 @@
-"""Operations of C blocks, what they keep, and their work.
+"""Operations of C blocks, their saved tensors and work.
 
-They keep the outputs of three projections, from which backward computes the gated product and its convolution again.
+They save the outputs of three projections, from which backward computes the gated product and its convolution again.
 Source: arXiv:2511.23404, section 2.
 """
 

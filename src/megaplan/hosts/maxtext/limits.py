@@ -16,9 +16,9 @@ from megaplan.spec.models import GroupedQueryAttention, Spec
 
 MIXERS, MLPS = "AG", "DE"
 SIZE = 2
-"""Letters of a decoder layer of MaxText: a mixer, and the MLP or experts after it."""
+"""Letters of a decoder layer of MaxText: a mixer followed by an MLP or experts."""
 DELTA = "gated_delta"
-"""The only linear attention of MaxText, that of Qwen3-Next and Qwen3.5."""
+"""The only linear attention of MaxText: Qwen3-Next's and Qwen3.5's."""
 SCHEDULES = ("gpipe", "interleaved_1f1b")
 ROLES = ("params", "master", "grads", "moments")
 
@@ -49,7 +49,9 @@ def _layers(spec: Spec, letters: str) -> Iterator[Limit]:
     pairs = {letters[start : start + SIZE] for start in range(0, len(letters), SIZE)}
     if not absent and not pairs <= {mixer + mlp for mixer in MIXERS for mlp in MLPS}:
         shown = letters if len(letters) <= 24 else f"{letters[:24]}…"
-        yield Limit("model.pattern", f"the layers are {shown}: a layer of MaxText is an A or G and the D or E after it", "pattern: AD")
+        yield Limit(
+            "model.pattern", f"the layers are {shown}, but a decoder layer of MaxText is an A or G followed by a D or E", "pattern: AD"
+        )
     kind = getattr(model.linear_attention, "kind", DELTA)
     if "G" in letters and kind != DELTA:
         yield Limit("model.linear_attention.kind", f"model.linear_attention.kind = {kind}: MaxText has {DELTA}", f"kind: {DELTA}")
@@ -127,7 +129,7 @@ def _precision(spec: Spec) -> Iterator[Limit]:
         if (dtype := getattr(precision, role)) not in (DType.BF16, DType.FP32):
             yield Limit(f"precision.{role}", f"precision.{role} = {dtype}: MaxText has bfloat16 and float32", f"{role}: bf16")
     if precision.reduce is not precision.params.of_products:
-        detail = f"precision.reduce = {precision.reduce}, precision.params = {precision.params}: XLA reduces what the products make"
+        detail = f"precision.reduce = {precision.reduce}, precision.params = {precision.params}: XLA reduces in the products' dtype"
         yield Limit("precision.reduce", detail, f"reduce: {precision.params.of_products}")
     if spec.host.int8 and (device_of(spec.device).generation != TPU or "int8" not in device_of(spec.device).peak_flops):
         yield Limit("host.int8", f"host.int8 = true, device.name = {spec.device.name}: it has no rate of int8 here", "int8: false")

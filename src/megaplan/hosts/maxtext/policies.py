@@ -32,7 +32,7 @@ _OFFLOADED = {"qkv_proj_offloaded": _PROJECTIONS[:4], "minimal_offloaded": (*_PR
 INPUT = "decoder_layer_input"
 LSE_BYTES = 4
 EXPERT_NAMES = {"mlpwi_0": "moe_mlpwi_0", "mlpwi_1": "moe_mlpwi_1", "mlpwo": "moe_mlpwo"}
-"""Tensors of routed experts have the name of a dense MLP's, too, so that a policy of either name saves them."""
+"""Tensors of routed experts also have the names of a dense MLP's tensors: a policy with either name saves them."""
 
 
 def saved_places(spec: Spec) -> Mapping[str, str]:

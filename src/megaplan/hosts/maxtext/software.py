@@ -17,7 +17,7 @@ OPERATIONS = {
 }  # fmt: skip
 """Tensor that an operation makes, by the part and name that the cost model has for it; saved, it is not made again."""
 NEVER_AGAIN = ("D", "down_proj")
-"""Product whose result is added to the stream: no gradient needs it, so that XLA removes it from what runs again."""
+"""Product whose result is added to the stream: no gradient needs it, so XLA removes it from the recomputation."""
 
 
 def step_of(spec: Spec) -> tuple[Software, Recomputed]:

@@ -1,8 +1,8 @@
 """Host megarun: memory of its modules, FSDP2 wrappers, pipeline stages and optimizers.
 
 `ledger.py` is the entry for activations: it replays the operations that a family (`megaplan/families`) or a part outside the layers states
-(`embedding.py`, `features.py`). Saved sets and working sets are replayed from those (`program.py`), never estimated. `storage.py`,
-`optimizer.py` and `buffers.py` hold what lives outside the blocks.
+(`embedding.py`, `features.py`). Saved sets and working sets are replayed from the operations (`program.py`), never estimated. `storage.py`,
+`optimizer.py` and `buffers.py` have the memory outside the blocks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from megaplan.columns import Column
 from megaplan.hosts.kind import HostKind, Later
 
 MORE_RESERVED = 0.06
-"""Most that measured runs have reserved above the modelled peak, as a share of it: docs/reference/measured.md."""
+"""Largest excess of measured reserved memory over the modelled peak, as a share of it: docs/reference/measured.md."""
 
 OWN_KEYS = frozenset({
     "kernels", "libraries", "expandable_segments", "cuda_graphs", "moe_dispatcher", "moe_overlap", "optimizer_offload",
@@ -25,7 +25,7 @@ HOST = HostKind(
         Column.REPLICATED_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
         Column.TENSOR_PARALLEL_PARAMS: "the only copy, sharded over the data ranks, in precision.master",
         Column.EXPERT_PARALLEL_PARAMS: "the only copy, sharded over the ranks of the same experts, in precision.master",
-        Column.GRADIENTS: "whole while a pipeline accumulates, then shards; those of the block that runs",
+        Column.GRADIENTS: "unsharded while a pipeline accumulates, then shards; and gradients of the running block",
         Column.MATRIX_OPTIMIZER: "sharded moments, except for those in host memory; the parameters are the masters",
         Column.OTHER_OPTIMIZER: "sharded moments, except for those in host memory; the parameters are the masters",
         Column.ACTIVATIONS: "the saved tensors of megarun's operations, flash attention, no dropout",
@@ -33,7 +33,7 @@ HOST = HostKind(
         Column.ROUTING: "sorted rows, sent and received by an all-to-all, or copied from the gathered tokens of all ranks",
         Column.COMMUNICATION: "a receive buffer for each microbatch and gathered parameters",
         Column.WORKSPACE: "torch's cuBLAS workspaces, Newton-Schulz, the buffer of state in host memory",
-        Column.OVERHEAD: "what torch's allocator reserves beyond: pools of FSDP2's streams, pages and pieces that nothing fits",
+        Column.OVERHEAD: "reserved minus allocated bytes: pools of FSDP2's streams, partly used pages, free pieces that no tensor fits",
     },
     describe=lambda host: f"{host.kernels} kernels",
     budget=Later("megaplan.budget.megarun:megarun_budget"),

@@ -1,10 +1,10 @@
-"""A block's program under `lora`: its own parameters have no gradients; those of A and B of adapted linears have.
+"""A block's program under `lora`: its own parameters have no gradients; A and B of adapted linears have.
 
-A frozen linear saves no activation, because only its weight gradient would need its input; torch's product saves its weight, so that a
-recomputed region that ends with it runs again when its backward begins. An adapted one saves its input, and the product with A, […, rank].
-Its backward makes the gradient of that product, A's and B's gradients, and the input's, into which both products are added.
-Under TP a column-parallel linear gathers its input again in backward only if an adapter reads it. A product with a frozen scale saves
-nothing. Every other operation saves the same tensors, and makes no parameter gradient.
+A frozen linear saves no activation, because only its weight gradient would need its input; torch's product saves its weight, so a
+recomputed region that ends with a frozen linear runs again when that linear's backward begins. An adapted one saves its input, and the
+product with A, […, rank]. Its backward makes the gradient of that product, A's and B's gradients, and the input's, into which both products
+are added. Under TP a column-parallel linear gathers its input again in backward only if an adapter reads it. A product with a frozen scale
+saves nothing. Every other operation saves the same tensors, and makes no parameter gradient.
 
 Source: `megarun.parallel.groups.adapters`.
 """
@@ -70,7 +70,7 @@ def adapted_from(program: BlockProgram, letter: str, lora: Lora) -> BlockProgram
 def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
     """Bytes of gradients of a scan's parameters, a few numbers per head, which its kernel makes with the others and drops.
 
-    Under CP all gradients of a piece are kernel scratch before they are copied to the rank's.
+    Under CP all gradients of a piece are kernel scratch until they are copied into the rank's gradients.
     """
     if dims.cp > 1:
         return 0

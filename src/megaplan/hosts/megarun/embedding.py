@@ -48,7 +48,7 @@ def rotary_bytes(spec: Spec) -> int:
 def rotary_tables(spec: Spec) -> tuple[RotaryTable, ...]:
     """The tables of one slot with attention in the order in which they are made, [T, ⌈R / 2⌉]; T is the number of positions of a CP rank.
 
-    Layers with a window have a table of their own, if they have another base.
+    Layers with a window have their own table, if they have another base.
     """
     positions = spec.batch.seq_length // spec.mesh.cp
     return tuple(
@@ -92,13 +92,13 @@ def step_sum_bytes(spec: Spec) -> dict[str, int]:
 def token_bytes(spec: Spec) -> int:
     """Token ids, or labels, of all microbatches of an optimizer step: int64, held from before the step to its end.
 
-    A TP rank has those of its own tokens; under `vocab_parallel` of all tokens, because every rank looks all of them up.
+    A TP rank has those of its local tokens; under `vocab_parallel` those of all tokens, because every rank looks all of them up.
     """
     return _rows(spec) * _positions(spec) * DType.INT64.bytes
 
 
 def input_bytes(spec: Spec) -> int:
-    """Inputs of the first slot, in the same way: ids, for n-grams those before, a byte for a class or platform, patches."""
+    """Inputs of the first slot, allocated in the same way: ids, for n-grams the preceding ids, a byte per class or platform, patches."""
     return token_bytes(spec) + _side_bytes(spec) + spec.schedule.microbatches_per_update * tower_input_bytes(spec)
 
 
@@ -139,7 +139,7 @@ def _rows(spec: Spec) -> int:
 
 
 def graph_bytes(spec: Spec) -> int:
-    """Tensors that CUDA graphs have in addition to those of eager steps: a microbatch's inputs, and the sum of the losses, fp64.
+    """Tensors that CUDA graphs have in addition to eager steps: a microbatch's inputs, and the sum of the losses, fp64.
 
     With packed rows also the number by which the loss is divided, fp32; the numbers of a recorded update. 0 where steps are eager.
     """
@@ -247,7 +247,7 @@ def _embedding_replay(sharded: bool, positions: bool, scaled: bool, repeated: bo
 
 
 def final_norm_part(dims: Dims, model: Model) -> BlockReplay:
-    """The norm before the head, a layer between both, and the factor of logits if they have one, because the head is linear."""
+    """The norm before the head, a layer between the two, and the factor of logits, if any (the head is linear)."""
     residuals = model.attention_residuals
     reads = None if residuals is None else residuals.reads(model.num_layers)
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("out", "normed", "layer_in", "layer_made", "layer_active"), dims.residual)

@@ -46,7 +46,7 @@ def explained(
 
 
 def gather_texts(spec: Spec, inventory: Inventory) -> list[str]:
-    """Weights that the recipe packs for their gather, and those of its products that are gathered as they are, with the reason."""
+    """Weights that the recipe packs for their gather, and weights of its products that are gathered unpacked, with the reason."""
     packs, recipe = packed_gather(spec), spec.precision.recipe
     if packs is None or recipe is None:
         return []

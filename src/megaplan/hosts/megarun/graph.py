@@ -15,7 +15,7 @@ LATER = "W"  # the second half of a split backward, among the keepers of a stora
 class Graph(NamedTuple):
     """A program with derived facts: view roots, keepers, and the storages that a recompute region reads, drops and caches.
 
-    `parts` are the operations of each checkpoint in order, where a block has several: each runs its part of the region again by itself.
+    `parts` are the operations of each checkpoint in order, where a block has several: each recomputes its part of the region separately.
     `passed` are storages that the region makes and other blocks keep: they are freed when the region makes them again.
     """
 
@@ -43,7 +43,7 @@ class Graph(NamedTuple):
 
     @property
     def reduced(self) -> frozenset[str]:
-        """Partial sums over a TP group: a bias is added to their sum, so its gradient exists before theirs."""
+        """Partial sums over a TP group: a bias is added to their sum, so the bias' gradient exists first."""
         return frozenset(name for op in self.ops if op.name == REDUCE_SCATTER for name in op.reads)
 
     def run_again(self, part: frozenset[str], wanted: frozenset[str], *, splittable: bool) -> tuple[Op, ...]:
@@ -52,7 +52,7 @@ class Graph(NamedTuple):
         Args:
             part: Operations of the checkpoint.
             wanted: Storages that backward needs.
-            splittable: True if a linear's input and weight gradients are separate, so that the product that ends the region runs too.
+            splittable: True if a linear's input and weight gradients are separate, so that the last product of the region runs too.
         """
         region = set(self.region & part)
         if splittable:
@@ -60,7 +60,7 @@ class Graph(NamedTuple):
             region |= {op.name for op in self.ops if op.is_linear and self.roots[op.keeps[0]] in dropped}
         inner = tuple(op for op in self.ops if op.name in region)
         saving = [index for index, op in enumerate(inner) if op.saves]
-        if not saving:  # frozen parameters: backward asks for nothing of the region
+        if not saving:  # frozen parameters: backward needs nothing of the region
             return ()
         stop = saving[-1]
         last = inner[stop]
@@ -96,7 +96,7 @@ class Graph(NamedTuple):
 
 
 def roots_of(ops: tuple[Op, ...]) -> dict[str, str]:
-    """The storage of every name: for a view, the storage that it is a part of; what no operation makes belongs to other blocks."""
+    """The storage of every name: for a view, the storage that it views; names that no operation makes belong to other blocks."""
     roots: dict[str, str] = {}
     for op in ops:
         for name in op.reads:

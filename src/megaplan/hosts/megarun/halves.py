@@ -1,4 +1,4 @@
-"""A block under a split backward: I, which leaves out the weight gradients of its linears, and W, which computes them.
+"""A block under a split backward: I, without the weight gradients of its linears, and W, which computes them.
 
 Source: `megarun.parallel.apply.weight_gradients`.
 """
@@ -23,8 +23,8 @@ class Halves(NamedTuple):
         inputs: The program with I instead of its backward.
         late: Parameters whose gradients are left to W, in W's order.
         weights: Live sets of W: of each product with the pending storages and the gradients that it makes; W's fetch of an input adds one
-            without a gradient. Products made at once have one with what only they need, then one for each gradient as it is taken, which
-            is its `new_params`.
+            without a gradient. Fused products have one point with their temporary tensors, then one for each gradient (`new_params`) when
+            it is taken.
         fetched: Storages that W itself makes.
         for_others: Storages that only other blocks' W needs.
     """
@@ -46,7 +46,7 @@ class Halves(NamedTuple):
 
 @cache
 def splittable(run: Replay) -> Replay:
-    """The same block if its linears are those that a schedule may split, and its backward is whole."""
+    """The block with linears that a schedule may split, and an unsplit backward."""
     return with_backward(run, run.program, splittable=True)[0]
 
 

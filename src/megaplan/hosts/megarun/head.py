@@ -1,17 +1,17 @@
 """Saved tensors of head and loss, and of the depths of multi-token prediction, which have them too.
 
-Without `vocab_parallel` the head is replicated: under SP each TP rank computes the logits of its own tokens. With it, every rank computes
+Without `vocab_parallel` the head is replicated: under SP each TP rank computes the logits of its local tokens. With it, every rank computes
 its slice of the vocabulary for all tokens.
 
 With `host.kernels: triton` head and loss are one operation, whose logits never exist in full: it saves the rows that the head multiplies
-and their log-sum-exp, and its scratch is a slice of logits, in backward with a sum in fp32.
+and their log-sum-exp, and its scratch is a slice of logits, in backward plus a sum in fp32.
 
-With `precision.recipe.head` its products are in the recipe's format, of rows that it keeps as they are and quantises again in backward.
+With `precision.recipe.head` its products are in the recipe's format; it saves its rows unquantised and quantises them again in backward.
 
 A depth has norms of hidden and of the next token's embedding, concatenated and projected, its blocks, an output norm, the shared head and
-its own loss. The next depth reads the hidden state before the output norm, with `normed_input` the one after it. With `side_embeddings` the
+its own loss. The next depth reads the hidden state before the output norm, with `normed_input` after it. With `side_embeddings` the
 embedding has the model's side embeddings added, as on the first stage. A block is its family's program under the block's name, without
-recompute; tensors referenced by its forward are freed when it returns, before the depth's.
+recompute; tensors referenced by its forward are freed when it returns, before the tensors of the depth's forward.
 
 Source: DeepSeek-V3, arXiv:2412.19437, equations 21 to 25.
 """
@@ -136,10 +136,10 @@ def head_storages(
 
 
 def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
-    """Scratch of head and loss: a slice of logits; in backward the sum for the rows' gradient, and a slice's part of it.
+    """Scratch of head and loss: a slice of logits; in backward the sum for the rows' gradient, and one slice's contribution.
 
-    The part is a product as wide as the sum, made before the gradient in its own dtype exists: the scratch is its excess over that. If
-    the dtype is the sum's, the sum is the gradient, and products are added as they are made.
+    The contribution is a product of the sum's size, made before the gradient in its own dtype exists: the scratch is its excess over the
+    gradient. If the dtype is the sum's, the sum is the gradient, and products are added to it directly.
     """
     words, wide = slice_columns(rows, vocab), dims.stat_dtype
     product = wide.bytes - dims.dtype.bytes
@@ -171,7 +171,7 @@ def _head_replay(sharded: bool, pipelined: bool, joined: bool, bias: bool, cappe
 SUM, PART = " sum", " part"
 """Parts of a gradient that several depths make: the waiting sum, and the part that one depth adds."""
 SHARED = frozenset({"embedding", *SIDES, "head"})
-"""Blocks whose gradients a depth passes on in addition to its own; their names begin with the block's."""
+"""Blocks whose gradients a depth passes on in addition to its own; their keys begin with the block's name."""
 Programs = tuple[tuple[str, BlockProgram], ...]
 """A depth's blocks by name, in order."""
 
@@ -182,7 +182,7 @@ def mtp_part(
     """An MTP depth; `out` is the input of the next depth.
 
     The head and the token embedding are the model's. Autograd sums their gradients before it passes them on: the sum over the head and
-    later depths waits while a depth runs backward, and becomes the parameter's with the first depth, whose backward is the last.
+    later depths waits while a depth runs backward, and becomes the parameter's gradient at the first depth, whose backward is the last.
 
     Args:
         dims: Local sizes.
@@ -213,7 +213,7 @@ def mtp_part(
         **head_storages(dims, model.vocab_size, vocab_parallel=vocab_parallel, joined=joined, made="loss", low=low),
     }
     programs: list[tuple[str, BlockProgram]] = []
-    own = dims._replace(relations=0)  # the bias is that of the model's layers
+    own = dims._replace(relations=0)  # the bias belongs to the model's layers
     for name, family, section, variant, operations in depth_blocks(model):
         program, of_block = family.program(own, section, variant, operations, shared)
         tensors |= _prefixed(of_block, f"{name}.")
@@ -243,7 +243,7 @@ class HeadForm(NamedTuple):
 
 
 def depth_shapes(model: Model, name: str, weight: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Gradients of shared parameters that a depth passes on, by name: those of the first depth, whose backward is the last."""
+    """Gradients of shared parameters that a depth passes on, by name; only the first depth, whose backward is the last, does."""
     if name != "mtp.0":
         return {}
     shapes = dict.fromkeys(("embedding.weight",) if model.tie_embeddings else ("embedding.weight", "head.weight"), weight)
@@ -282,7 +282,7 @@ def _mtp_replay(
         *_embedding_ops(head.sharded, params, parts, ends),
         *added,
         norm("embedding_norm", embedded, "embedding_normed", "embedding_rstd", "embedding_norm.weight"),
-        add("join", ("hidden_normed", "embedding_normed"), "joined"),  # gradients are views of the whole's
+        add("join", ("hidden_normed", "embedding_normed"), "joined"),  # gradients are views of the full gradient
         linear("proj", "joined", "projected", "proj.weight"),
         *_blocks_ops(programs, hidden),
         norm("output_norm", hidden, normed, "output_rstd", "output_norm.weight"),
@@ -322,7 +322,7 @@ def _embedding_gradients(first: bool, last: bool, tied: bool) -> tuple[SharedGra
 def _sides_of_depth(names: tuple[str, ...], first: bool) -> tuple[tuple[Op, ...], str, tuple[str, ...]]:
     """Side embeddings added to a depth's token embedding: operations, results, and sums of their parameters' gradients.
 
-    The first depth, whose backward is the last, passes the gradients on; the others make parts of them.
+    The first depth, whose backward is the last, passes the gradients on; other depths add parts to them.
     """
     made: list[Op] = []
     sums: list[str] = []
@@ -340,7 +340,7 @@ def _sides_of_depth(names: tuple[str, ...], first: bool) -> tuple[tuple[Op, ...]
 
 
 def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[str, ...], ends: tuple[str, ...]) -> tuple[Op, ...]:
-    # before the operation, so that its backward follows: the sum to which the operation's gradient was added last
+    # before the operation, so its backward comes after: passes on the sum, to which the operation's gradient was added last
     ended = (Op("embedding gradient", (INPUT,), ends, grads=(), flow=Flow.VIEW),) if ends else ()
     if not vocab_parallel:
         return *ended, Op("embedding", ("ids",), ("embedding",), keeps=("ids",), params=params, grads=(), fetches=parts)

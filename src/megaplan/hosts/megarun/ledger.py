@@ -156,7 +156,7 @@ def parameter_gradients(spec: Spec, dims: Dims, name: str, block: Block) -> Shap
 def parameter_shapes(spec: Spec, dims: Dims, name: str, block: Block) -> dict[str, tuple[int, ...]]:
     """Shapes of the gradients that a block makes, by parameter name.
 
-    A tied head makes one of the embedding's: its weight's. The first MTP depth also passes on those of the token embedding and the head,
+    A tied head makes a gradient of the embedding's weight. The first MTP depth also passes on those of the token embedding and the head,
     which autograd holds until their last use.
     """
     mesh, tied = spec.mesh, name == "head" and block.family is Outside.EMBEDDING
@@ -218,7 +218,7 @@ def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...
 
 
 def bank_keeps_copy(spec: Spec, inventory: Inventory, index: int) -> bool | None:
-    """True if a layer's bank, in eight bits, keeps a copy of its input instead of it; None without a bank, or if it keeps 16 bits."""
+    """True if a layer's bank, in eight bits, saves a copy instead of its input; None without a bank, or if it keeps 16 bits."""
     block = inventory.layers[index]
     if _recipe_of(spec, index, block.family) is None:
         return None
@@ -282,15 +282,15 @@ def _layer_part(spec: Spec, dims: Dims, index: int, block: Block, parameters: DT
 
 
 def taken_values(spec: Spec, index: int, start: int) -> tuple[str, ...]:
-    """Values, by their names, that a layer keeps for an earlier layer of its stage, which begins with layer `start`.
+    """Values by name that a layer saves for an earlier layer of its stage; the stage begins with layer `start`.
 
-    It is their first reader, whose backward is the last, and the earlier layer does not keep them.
+    The layer is their first reader, whose backward is the last, and the layer that made them does not save them.
     """
     return tuple([value.name for value in spec.model.payload if value.readers[0] == index and value.source >= start and drops(spec, value)])
 
 
 def drops(spec: Spec, value: Payload) -> bool:
-    """True if the layer that hands a value on does not keep it for its own backward."""
+    """True if the layer that passes a value on does not save it for its own backward."""
     return value.kept == "no" or (value.kept == "result" and spec.policy(value.source, value.letter) == "full")
 
 

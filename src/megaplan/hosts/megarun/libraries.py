@@ -12,7 +12,7 @@ from megaplan.wording import plural
 
 
 def library_texts(spec: Spec, inventory: Inventory) -> dict[LibraryName, str]:
-    """Text of what each package that the plan names runs, and of what it does not take."""
+    """Text that says which operations each package of the plan runs, and which it does not support."""
     found: dict[LibraryName, str] = {}
     for name in spec.host.libraries:
         taken = _attention(spec, inventory) if name == FLASH4 else _products(spec)

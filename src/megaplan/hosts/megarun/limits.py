@@ -17,7 +17,7 @@ from megaplan.wording import series
 OF_MEGATRON = frozenset({
     "model.attention.output_bias", "model.attention.latent_norm",
 })  # fmt: skip
-"""Options of a model for which only the byte model of Megatron-Core has terms; the output's bias is that of latent attention."""
+"""Options of a model for which only the byte model of Megatron-Core has terms; the output's bias is for latent attention."""
 
 ATTENDS = "fp8_current"
 """The recipe in which megarun's attention core multiplies: delayed scaling would have a state for the softmax' weights, too."""
@@ -70,7 +70,7 @@ def _offload(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _kept_on_host(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse activations in host memory where a layer's tensors are also another's, or where no layer has them all at once."""
+    """Refuse activations in host memory if layers share tensors, or if a layer's tensors never exist at the same time."""
     spec, key = checked.spec, "host.activation_offload"
     model, letters = spec.model, spec.host.activation_offload
     for letter in letters:
@@ -105,7 +105,7 @@ def _caches(family: Family, model: Model) -> bool:
 
 
 def _turns(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse turns of a pair where there is no pair or no exchange, and where the ledger has no points of the exchange."""
+    """Refuse pairs in turns without a pair or an exchange, or without points of the exchange in the ledger."""
     spec = checked.spec
     if not spec.interleaves_pairs:
         return
@@ -113,7 +113,7 @@ def _turns(checked: Checked) -> Iterator[Diagnostic]:
     for key, given, reason, fix in (
         ("schedule.kind", spec.schedule.kind not in PAIRED or spec.mesh.pp == 1, f"only pairs of {', '.join(PAIRED)} take turns", turns),
         ("mesh.ep", not sent, "no rows leave their rank", turns),
-        ("host.moe_dispatcher", spec.host.gathers_tokens, "turns end where an all-to-all begins", "moe_dispatcher: alltoall"),
+        ("host.moe_dispatcher", spec.host.gathers_tokens, "a turn ends where an all-to-all begins", "moe_dispatcher: alltoall"),
         (
             "sharding.reshard_after_forward",
             spec.sharding.reshard_after_forward,

@@ -1,6 +1,6 @@
 """The order in which FSDP2 lists a block's tensors, and bytes in addition to them while it fills or cuts them one after another.
 
-It fills gathered tensors from casts on a mesh of one rank, and replaces them by the part that a rank keeps.
+On a mesh of one rank it fills gathered tensors from casts, and replaces them by the kept part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megaplan.spec.layout import keepers_of
 
 EXPERT_PARALLEL, MATRIX, FROZEN = Owner.EXPERT_PARALLEL, Group.MATRIX, Group.FROZEN
 LAST_OWN = {family.letter: family.last_own for family in FAMILIES.values() if family.last_own}
-"""Last parameter that FSDP2 lists for a family whose blocks have parameters of their own, which follow those of their children."""
+"""Last parameter that FSDP2 lists for a family whose blocks have direct parameters, which follow their children's parameters."""
 ORDER = (
     "vision",
     "projector",
@@ -39,7 +39,7 @@ def fsdp_order(name: str) -> int:
 
 
 def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
-    """Sort key that gives FSDP2's order of a block's tensors: a module's own, without a dot in their names, come last.
+    """Sort key that gives FSDP2's order of a block's tensors: direct parameters of the block, without a dot in their names, come last.
 
     A prediction depth has blocks below it, one after another, and each lists its own tensors last.
     """
@@ -61,7 +61,7 @@ def casting_bytes(sizes: Sizes, *blocks: Block) -> tuple[int, int]:
     """Bytes in addition to the gathered tensors of a group, dense and of banks, while each is filled from a cast on a one-rank mesh.
 
     A cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage. Without FSDP2 there
-    are none: copies are cast in place.
+    is no gather: copies are cast in place.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`wait_for_unshard` with a world size of 1).
     """

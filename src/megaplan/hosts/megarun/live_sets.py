@@ -14,9 +14,9 @@ T = TypeVar("T")
 class LiveSet:
     """Tensors that are allocated while one operation runs: forward storages, gradients, parameter gradients.
 
-    Gradients go by the name of what they belong to, the `num_new` that the operation makes last; a name occurs twice if a second
-    gradient is about to be added to a first. The last `num_own` storages are the operation's own: it makes them to compute gradients.
-    `tensors` are storages and gradients together, derived from them.
+    Gradients have the name of their tensor; the last `num_new` are the operation's results. A name occurs twice if a second gradient is
+    about to be added to a first. The last `num_own` storages are the operation's own: it makes them to compute gradients. `tensors` are
+    storages and gradients together, derived from them.
     """
 
     op: str

@@ -1,7 +1,7 @@
 """A block's program whose attention multiplies eight-bit operands, as megarun runs it (`megakernels.fp8_attention`).
 
 The core saves copies of queries, keys and values in eight bits and their scales instead of the tensors themselves, and not its output: the
-backward makes the weights of the softmax again. So what projects the output keeps its own copy of that, in eight bits under the recipe.
+backward makes the weights of the softmax again. So the output projection saves its own copy of that, in eight bits under the recipe.
 """
 
 from __future__ import annotations

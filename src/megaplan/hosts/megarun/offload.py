@@ -1,8 +1,8 @@
 """Tensors in host memory: which moments of an optimizer are there, with the buffer on the device of an update, and kept activations.
 
-An update goes through units, the parameters that it changes at once: each of AdamW's parameters by itself, then each round of Muon's, in
-the order of updates. The first units are on the host. The device has room for two consecutive units while it updates (`megarun.optim`).
-The runtime and the estimate share these functions.
+An update processes units, which are sets of parameters updated at once: each AdamW parameter separately, then each round of Muon, in the
+order of updates. The first units are on the host. The device has room for two consecutive units while it updates (`megarun.optim`). The
+runtime and the estimate share these functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from megaplan.inventory.tensors import Block, Group, MatrixRound, Outside, Owner
 from megaplan.tuples import new
 
 ALIGNMENT = 512
-"""Bytes to which a moment begins, as in torch's allocator: kernels read whole vectors from there."""
+"""Alignment of a moment in bytes, as in torch's allocator: kernels read vectors from there."""
 OF_ADAMW, OF_MUON = 2, 1
 """Moments of a parameter."""
 
@@ -29,10 +29,10 @@ def aligned(num_bytes: int) -> int:
 
 
 def num_on_host(elements: Sequence[int], fraction: float) -> int:
-    """Number of units on the host: the first ones, until they have the fraction of all elements of the state.
+    """Number of units on the host: the first units, up to the given fraction of the state's elements.
 
     Args:
-        elements: Elements of the moments of each unit in the order of updates, of all ranks that share them.
+        elements: Elements of each unit's moments in the order of updates, on all ranks that shard them.
         fraction: `host.optimizer_offload`, above 0 and at most 1.
     """
     wanted, found = fraction * sum(elements), 0
@@ -64,7 +64,7 @@ class TensorState(NamedTuple):
 
     Attributes:
         elements: Elements of the tensor on all ranks that share it.
-        share_bytes: One moment on a rank with a whole share.
+        share_bytes: One moment on a rank with a full shard.
         matrix: True if it belongs to the matrix group.
         expert: True if it belongs to an expert bank.
         uneven: Present if the rows do not divide by the shard degree.
@@ -84,7 +84,7 @@ class TensorState(NamedTuple):
         return OF_ADAMW if self.kind is None else OF_MUON
 
     def at(self, place: tuple[int, int]) -> int:
-        """Bytes of one moment on the rank at this place among those that share dense tensors and expert banks."""
+        """Bytes of one moment on the rank with these indices among the ranks that share dense tensors and expert banks."""
         if self.uneven is None:
             return self.share_bytes
         return self.share_bytes * self.uneven.local_rows(place[self.expert]) // self.uneven.chunk_rows

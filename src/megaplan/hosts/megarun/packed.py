@@ -1,7 +1,8 @@
-"""Weights of frozen linears in four or eight bits (`lora.base`): how a rank stores them, and the matrices that products make of them.
+"""Weights of frozen linears in four or eight bits (`lora.base`): their storage on a rank, and the matrices that products make of them.
 
-A weight is one tensor of bytes, a row of it a record of its own (`megakernels.ops.packed_weight`): FSDP2 shards and gathers it like any
-other tensor, without a cast. Each product makes the whole matrix in the dtype of activations, forward and again backward, and drops it.
+A weight is one tensor of bytes, each row a self-contained record (`megakernels.ops.packed_weight`): FSDP2 shards and gathers it like any
+other tensor, without a cast. Each product makes the full matrix in the dtype of activations, in forward and again in backward, and frees
+it.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def unpacked_op(op: Op, source: Op, weights: frozenset[str]) -> Op:
 def unpacked_shapes(op: Op, made: Shapes, weights: Mapping[str, tuple[int, ...]], narrow: Mapping[str, int], dtype: DType) -> Shapes:
     """Storages of the matrices that an operation makes of packed weights, in forward and in backward.
 
-    A matrix is dropped when its product is made, and an operation of several linears makes their products in order: of a matrix, forward
-    adds to all that it makes what is larger than the later products.
+    A matrix is dropped when its product is made, and an operation of several linears makes their products in order: forward adds to its
+    results the excess of a matrix over the later products.
 
     Args:
         op: The operation, as its family has it.

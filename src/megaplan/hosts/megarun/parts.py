@@ -19,7 +19,7 @@ from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.tuples import new
 
 GRADIENTS = Column.GRADIENTS
-"""A lookup on the class costs Python 3.11 as much as a call."""
+"""In Python 3.11 a lookup on the class costs as much as a call."""
 
 
 class BlockReplay(NamedTuple):
@@ -55,8 +55,8 @@ class BlockBytes(NamedTuple):
         forward_bytes: Allocated bytes at that peak.
         backward: The backward peak, with every parameter gradient made so far.
         backward_bytes: Allocated bytes at that peak.
-        accumulating: The backward peak when gradients are added in place to existing ones, so that only an operation's own are new;
-            `backward` if they are not.
+        accumulating: The backward peak when gradients are added in place to existing ones, so that only those of the running operation are
+            new; `backward` if they are not.
         accumulating_bytes: Allocated bytes at that peak.
         in_place: True if later microbatches add gradients in place.
     """
@@ -145,7 +145,7 @@ class Arriving(NamedTuple):
 
     Attributes:
         output: True if the gradient of its output is in a receive buffer.
-        values: Storages that later blocks read too: their gradients are sums of those that these made, or in a receive buffer.
+        values: Storages that later blocks read too: their gradients are sums over these blocks, or in a receive buffer.
         received: True if the latter.
     """
 
@@ -159,7 +159,7 @@ NOTHING_ARRIVES = Arriving()
 
 @cache
 def _arrived(run: Replay, arriving: Arriving, *, splittable: bool) -> Replay:
-    """The same block; a receive buffer holds a gradient to the end, so that what is added to it makes a new storage."""
+    """The same block with a gradient that a receive buffer holds to the end: an addition to it makes a new storage."""
     found = dict(run.program.arriving)
     if arriving.output:
         found[CALLER] = OUTPUT
@@ -171,7 +171,7 @@ def _arrived(run: Replay, arriving: Arriving, *, splittable: bool) -> Replay:
 
 
 def _adds_at_its_end(part: BlockReplay) -> bool:
-    """True if one operation, the first, reads the input in addition to the addition, and makes as much as the input: a norm.
+    """True if, except for the addition, only the first operation reads the input, and its result has the input's size: a norm.
 
     Its output's gradient, which exists when it makes the input's, is freed when that is added: the sum takes its place.
     """
@@ -186,7 +186,7 @@ def _adds_at_its_end(part: BlockReplay) -> bool:
 
 
 def summarize_with_arriving(block: BlockBytes, arriving: Arriving, *, splittable: bool) -> BlockBytes:
-    """A block's sums with these gradients. `splittable` as for the block, which is the answer itself where that is no larger."""
+    """A block's sums with these gradients. `splittable` as for the block, which is returned itself if the result is no larger."""
     if not arriving.values and (not arriving.output or _adds_at_its_end(block.part)):
         return block
     run = _arrived(block.part.replay, arriving, splittable=splittable)
@@ -199,7 +199,7 @@ def ledger(block: BlockBytes, gradients: Shapes, *, in_place: bool) -> BlockLedg
     Args:
         block: Sums of the block.
         gradients: Parameter gradients by parameter name.
-        in_place: True if the backward peak is that of a later microbatch adding gradients in place.
+        in_place: True if a later microbatch, which adds gradients in place, has the backward peak.
     """
     tensors = block.part.tensors
     point = block.accumulating if in_place else block.backward

@@ -1,8 +1,8 @@
 """Operations of megakernels with products of a GEMM library, whose workspace is allocated when the first of them runs.
 
 Linears use the library too. Every block of layers has one of these: the router's products are the library's for all kernels,
-and all other families project their input. So every rank has the workspace from its first forward on, and the trace, which records
-operations, gets the names of those whose products it does not see from here.
+and all other families project their input. So every rank has the workspace from its first forward on. The trace, which records operations
+but not products inside them, gets their names from here.
 """
 
 from __future__ import annotations

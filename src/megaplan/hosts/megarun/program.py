@@ -4,19 +4,19 @@ Rules of the replay, all of them autograd's:
 
 - A storage lives from the operation that makes it to the last one that reads it, longer if an operation keeps it for backward or a Python
   local of the block's `forward` still names it (`held`).
-- A view has no storage of its own; keeping it keeps what it is cut from. Its gradient is a storage of its own, and the cut's backward
+- A view has no separate storage: saving it saves the viewed tensor. Its gradient is a separate storage, and the cut's backward
   joins the gradients of all slices into a new one.
 - Backward runs the operations in reverse. While an operation's backward runs, its output gradient, its kept storages and every gradient it
-  makes are alive. Then its output gradient goes, and each kept storage whose last keeper it was.
+  makes are alive. Then its output gradient is freed, and each saved storage that no other operation saves.
 - A second gradient of one storage is added in place to the first, if nothing else holds the first and it is not a view. Otherwise
   the sum is a third storage, made when the operation's own output gradient and kept storages are freed. A linear's input gradient is a view
-  of a product of two dims. An addition and a reshape hand their gradient on without a copy, a reshape as a view.
+  of a product of two dims. An addition and a reshape pass their gradient on without a copy, a reshape as a view.
 - Parameter gradients stay until the end of the block, where FSDP2 takes them.
 - Recompute: storages made inside the region are not kept; what the region reads is, until the region's backward has ended. The region
   runs again when backward first needs it, up to the last thing it saves: a product that ends it does not run again, unless its linear can
   be split, which saves its input after the product. Outputs that a selective checkpoint caches are kept until then too.
-- A split backward leaves out a linear's weight gradient, and keeps its input and its output's gradient until W has made it, which
-  therefore is held too. Linears that can be split make their input gradient without a view, whether the backward is split or whole.
+- A split backward omits a linear's weight gradient, and keeps its input and its output's gradient until W has computed it. Linears that can
+  be split make their input gradient without a view, whether the backward is split or whole.
 
 Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp (`can_accumulate_inplace`: a view shares its storage with its base);
 FSDP2's `FSDPParamGroup.post_backward`.
@@ -112,13 +112,13 @@ def replay(
         arrives: The storage whose gradient reaches the block first.
         starts: Backward starts here: autograd's caller holds that gradient to the end.
         pinned: A kept storage that the block's caller holds until the block's backward has ended.
-        waiting: Gradients that are there before the block's backward begins, by the name of what they belong to: of storages that other
-            blocks read too, and of parameters shared with them.
-        counts_input: True if the input, which the block does not keep, is freed when its last reader has run: else it is counted for the
-            whole forward, outside.
-        away: Storages that are not there between forward and backward (moved to the host's memory, or made again one by one): each comes
-            back when backward reaches the last operation that keeps it.
-        parts: Operations of each checkpoint, in order, if the region has several, none of which reads what another drops.
+        waiting: Gradients that exist before the block's backward begins, by the name of their tensor: of storages that other blocks read
+            too, and of shared parameters.
+        counts_input: True if the input, which the block does not save, is freed after its last reader; else it is counted outside the block
+            for the whole forward.
+        away: Storages that are absent between forward and backward (in host memory, or recomputed one by one): each returns when backward
+            reaches the last operation that saves it.
+        parts: Operations of each checkpoint, in order, if the region has several; none reads a tensor that another drops.
         passed: Storages that other blocks keep, until the backward of an operation after the region that keeps them.
     """
     roots = roots_of(ops)
@@ -193,7 +193,7 @@ def _forward(
 
 
 class Pending(NamedTuple):
-    """A weight gradient that is left out.
+    """A deferred weight gradient.
 
     Attributes:
         op: Operation of the linear; several weights that read one gathered input belong to one operation.
@@ -215,7 +215,7 @@ class Backward:
 
     Attributes:
         points: Live sets found.
-        pending: Weight gradients that are left out, in W's order.
+        pending: Deferred weight gradients, in W's order.
     """
 
     def __init__(self, program: Program, *, splits: bool = False, splittable: bool = False) -> None:
@@ -224,7 +224,7 @@ class Backward:
         Args:
             program: Program of the block.
             splits: True if it is the first half of a split backward.
-            splittable: True if the linears are those that a schedule may split.
+            splittable: True if a schedule may split the linears.
         """
         graph = program.graph
         self._graph, self._splits, self._pinned = graph, splits, program.pinned
@@ -254,7 +254,7 @@ class Backward:
         return (*self._live, *self._deferred)
 
     def _hand_over(self, op: Op) -> None:
-        """End an operation after the region that keeps what the region makes again."""
+        """End an operation after the region that saves a tensor which the region recomputes."""
         passed = self._graph.passed.intersection(op.keeps)
         self._live = {name: None for name in self._live if name not in passed}
         if self._splits and op.waits:
@@ -303,7 +303,7 @@ class Backward:
         return tuple(param for param in op.params if param not in late), before
 
     def _freed_before_bias(self, op: Op) -> str | None:
-        """Input that torch frees before it sums a bias's gradient: a recomputed one that this product reads last.
+        """Input that torch frees before it sums a bias's gradient: a recomputed tensor of which this product is the last reader.
 
         Source: torch/csrc/autograd/generated/Functions.cpp (`AddmmBackward0::apply`); a saved input that was not recomputed stays.
         """

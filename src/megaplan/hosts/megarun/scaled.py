@@ -1,9 +1,9 @@
 """A block's program whose linears multiply in eight bits, as megarun runs them (`megarun.parallel.groups.scaled`).
 
-Linears of one call share the copies of their input. A call saves the copy of its input that the weight gradients multiply and its scales,
-made before the products, so that a recomputed region that ends in a call does not run its products again. If another operation saves the
-input in 16 bits anyway, or another call reads it too, the input itself is saved and quantised again in backward. Under TP a column-parallel
-call saves the copy of the rank's own tokens, scaled like all tokens, and gathers it in backward: one byte per element instead of two.
+Linears of one call share the copies of their input. A call saves its input's copy for the weight gradients, with scales, before the
+products: a recomputed region that ends in a call does not repeat its products. If another operation saves the input in 16 bits anyway, or
+another call reads it too, the input itself is saved and quantised again in backward. Under TP a column-parallel call saves the copy of the
+rank's own tokens, scaled like all tokens, and gathers it in backward: one byte per element instead of two.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def in_eight_bits(
 
 
 def head_products(op: Op, gathered: str | None) -> Op:
-    """The head's product in eight bits: its input is kept as it is, and its output's gradient is that of the loss."""
+    """The head's product in eight bits: its input is saved unquantised, and its output's gradient is the loss's."""
     call = Call(op.name, op.reads[0], gathered, tuple(param for param, _ in op.late), keeps_low=False)
     return _ops(call, [op], by_row=True)[0]
 

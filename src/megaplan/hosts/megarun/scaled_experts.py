@@ -1,8 +1,8 @@
 """A bank of experts that multiplies in eight bits, as megarun runs it (`megakernels.fp8_experts`): saved tensors and scratch.
 
-Experts read tokens, or rows that arrived, in place with all kernels. On one rank they save the tokens in 16 bits, which the router saves
-anyway, and quantise them again in backward. Rows that arrived from other ranks are saved as the transposed copy that the weight gradients
-multiply, each expert's rows padded to a multiple of 16, with a scale for each expert's columns; where blocks have scales, in 16 bits.
+Experts read tokens, or rows that arrived, in place with all kernels. On one rank they save the 16-bit tokens, which the router saves too,
+and quantise them again in backward. Rows that arrived from other ranks are saved as the transposed copy that the weight gradients multiply,
+each expert's rows padded to a multiple of 16, with a scale for each expert's columns; where blocks have scales, in 16 bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def bank_in_eight_bits(
     fused: bool,
     packed: frozenset[str],
 ) -> tuple[BlockProgram, Shapes]:
-    """The program of a block and its storages with its bank in eight bits, if it has one."""
+    """The program and storages of a block with its bank, if any, in eight bits."""
     emulated = scaling in BLOCKS
     keeps = keeps_copy(program, policy, emulated=emulated)
     if keeps is None:

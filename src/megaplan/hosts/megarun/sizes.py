@@ -35,7 +35,7 @@ class Uneven(NamedTuple):
     matrix: bool
 
     def local_rows(self, index: int) -> int:
-        """True rows of the rank with this index among those that share the tensor."""
+        """Rows without padding on the rank with this index among the ranks that share the tensor."""
         left = self.rows - index * self.chunk_rows
         return self.chunk_rows if left > self.chunk_rows else max(0, left)
 
@@ -45,7 +45,7 @@ class Uneven(NamedTuple):
 
     @property
     def boundaries(self) -> tuple[int, int]:
-        """The index of the first short chunk, and the first after it: ranks between two boundaries hold the same bytes."""
+        """The index of the first short chunk, and the next index: ranks between two boundaries hold the same bytes."""
         whole = self.rows // self.chunk_rows
         return whole, whole + (self.rows % self.chunk_rows > 0)
 
@@ -53,17 +53,17 @@ class Uneven(NamedTuple):
 class MatrixScratch(NamedTuple):
     """Muon's scratch for tensors of one kind.
 
-    A round begins with updates in the iteration's dtype: the share that a rank sends, or the matrices themselves. What arrives is the
-    rank's matrices, or their TP parts, which TP gathers. The iteration has two buffers of its matrices, and two of x xᵀ (or xᵀ x: r × r, r
-    the shorter side); plain torch needs a third of these at times. Everything afterwards is less.
+    A round begins with updates in the iteration's dtype: the share that a rank sends, or the matrices themselves. A rank receives its
+    matrices, or their TP parts, which TP gathers. The iteration has two buffers of its matrices, and two of x xᵀ (or xᵀ x: r × r, r the
+    shorter side); plain torch needs a third of these at times. Everything afterwards is less.
 
     Attributes:
         round: Rounds of these tensors.
-        rows: Rows of a whole matrix, or its columns if TP shards these.
+        rows: Rows of a full matrix, or its columns if TP shards the columns.
         tp_parts: Number of TP ranks that share a matrix; 1 if each rank has its own.
         iteration: Bytes of an element of the iteration.
         squares: Bytes of an element of x xᵀ, in all its buffers.
-        share_elements: A whole share of a tensor, without padding.
+        share_elements: Elements of a full shard of a tensor, without padding.
         expert: True if it belongs to an expert bank.
         uneven: Present if the rows do not divide by the shard degree.
     """
@@ -78,7 +78,7 @@ class MatrixScratch(NamedTuple):
     uneven: Uneven | None = None
 
     def at(self, num_tensors: int, dense_index: int, expert_index: int) -> int:
-        """Most bytes in a round, on the rank with these indices among those that share dense tensors and expert banks."""
+        """Most bytes in a round, on the rank with these indices among the ranks that share dense tensors and expert banks."""
         together = min(num_tensors, self.round.num_tensors)
         matrices, share = self.round.matrices(together), self.share_elements
         if self.uneven is not None:
@@ -97,7 +97,7 @@ class Cast(NamedTuple):
         scratch_bytes: The gradient shard in `precision.master`.
         state_bytes: The moments and step counter made by its first update.
         matrix: True if it belongs to the matrix group.
-        uneven: Present if the rows do not divide by the shard degree; the bytes are those of a whole share.
+        uneven: Present if the rows do not divide by the shard degree; the bytes are those of a full shard.
     """
 
     scratch_bytes: int
@@ -119,9 +119,9 @@ class LastPeak(NamedTuple):
 
     Attributes:
         matrix_bytes: Moments of the matrix group that do not exist yet at the first step's peak.
-        other_bytes: All other moments that do not.
+        other_bytes: All other moments, which do not depend on it.
         scratch_bytes: A cast gradient at that peak.
-        largest_bytes: The largest cast gradient: a later step's.
+        largest_bytes: The largest cast gradient, in a later step.
     """
 
     matrix_bytes: int = 0
@@ -134,11 +134,11 @@ AT_END = LastPeak()
 
 
 def last_peak(casts: Sequence[Cast], dense_index: int, expert_index: int) -> LastPeak:
-    """Peak of AdamW's first step: at its end if nothing is cast, else at the cast that is larger than the moments made after it.
+    """Peak of AdamW's first step: at its end if nothing is cast, else at the last cast that is larger than the moments made after it.
 
     Args:
         casts: Casts in the order of updates.
-        dense_index: The rank's place among those that share dense tensors.
+        dense_index: The rank's index among the ranks that share dense tensors.
         expert_index: Place among ranks that share expert banks.
     """
     best, matrix, other, largest = AT_END, 0, 0, 0
@@ -159,18 +159,18 @@ class GroupBytes(NamedTuple):
 
     Attributes:
         gathered_bytes: Unsharded compute copies, padded.
-        flat_bytes: The all-gather's own output before it is copied out: 0 on a one-rank mesh.
+        flat_bytes: The all-gather's output before parameters are copied out of it; 0 on a mesh of one rank.
         casting_bytes: Bytes in addition to `gathered_bytes` while a one-rank mesh fills them from casts: 0 if parameters are stored in the
             used dtype.
         sent_bytes: The all-gather's input, a cast of the shard: 0 in the same case, and on a one-rank mesh.
         part_bytes: The part of the gathered parameters that a rank keeps between forward and backward; 0 if it keeps none, or all.
-        part_sent_bytes: The input of an all-gather of such parts: a copy of those that are cast when shards are gathered.
+        part_sent_bytes: The input of an all-gather of such parts: a copy of the ones that are cast when shards are gathered.
         cutting_bytes: Most bytes in addition to `gathered_bytes` while these parts are copied, tensor by tensor.
         unsharded_bytes: Whole gradients in `precision.grads`.
         made_bytes: Whole gradients in the dtype in which autograd makes them.
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded; the cast that is summed over copies of parameters.
         reduced_bytes: Reduce-scatter output, a padded shard.
-        divided_bytes: If shards are whole and have replicas, its input divided by the gradient divisor.
+        divided_bytes: With replicas and no sharding, its input divided by the gradient divisor.
         recast_bytes: The output once more, in `precision.grads`, if that is another dtype.
         shard_bytes: Gradient shards in `precision.grads`, padded.
         last_made_bytes: Bytes of the last tensor in `made_bytes`: `foreach_reduce` references it until it returns, on meshes of more than
@@ -215,7 +215,7 @@ NOTHING = GroupBytes()
 
 
 def together(groups: Iterable[GroupBytes]) -> GroupBytes:
-    """Several groups as one; the last tensor is that of the last group that has one."""
+    """Several groups as one, with the last tensor of the last group that has one."""
     listed = list(groups)
     if len(listed) == 1:
         return listed[0]
@@ -239,15 +239,15 @@ class Sizes(NamedTuple):
         replicated: True if shards have replicas.
         params: `precision.params`.
         families: `precision.families`, by letter.
-        degrees: Ranks that share dense tensors, and those that share expert banks.
-        whole: True if every rank owns whole tensors: neither TP nor EP divides them.
+        degrees: Numbers of ranks that share dense tensors, and that share expert banks.
+        whole: True if every rank owns full tensors, not sharded by TP or EP.
         masters: `precision.master`.
-        master: Bytes of an element in it.
+        master: Bytes per element of master parameters.
         grads: Bytes of an element in `precision.grads`.
         reduce: Bytes of an element in `precision.reduce`.
         moments: Bytes of an element in `precision.moments`.
         iteration: Bytes of an element in Muon's iteration; 0 without Muon.
-        squares: Bytes of an element of x xᵀ in it: those of the plain torch products come on top.
+        squares: Bytes per element of x xᵀ in Newton-Schulz; plain torch products need more in addition.
         casts_gradients: True if AdamW's gradients are cast for it.
         recasts: True if reduced gradients are cast.
         padded: True if chunks are whole rows, as FSDP2 cuts them; without padding each is its share of the elements.
@@ -257,7 +257,7 @@ class Sizes(NamedTuple):
         kept_over: `sharding.reshard_size`, if it is used; else 0.
         gathers_ahead: Units that each unit's forward begins by gathering.
         offload: Fraction of the optimizer's state that is in host memory; 0 for none.
-        low: Letters all of whose tensors are gathered in 8 bits, with gradients as if they were not: torchtitan's.
+        low: Letters all of whose tensors are gathered in 8 bits without a change of gradients (torchtitan).
         packs: Weights that megarun gathers packed by their recipe; None for none.
         unit_layers: Consecutive layers that have a group together; 0 if all are in the group of their stage.
         buckets: Bytes of an element of the casts in which gradients are summed over copies of dense tensors, and of banks; 0 for none.
@@ -312,7 +312,7 @@ class Sizes(NamedTuple):
 
 
 def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
-    """The sizes of a spec; without `padded` those of a runtime that could cut between any two elements."""
+    """The sizes of a spec; without `padded`, as for a runtime that can shard between any two elements."""
     mesh, precision = spec.mesh, spec.precision
     iteration = spec.newton_schulz_dtype.bytes if spec.optimizer.uses_muon else 0
     cast = precision.reduce.bytes if spec.sharding.copies and precision.reduce is not precision.grads else 0

@@ -1,9 +1,9 @@
 """FSDP2's memory for a block's parameters: resident shards, gathered copies, gradients, reduce buffers.
 
 Every tensor is sharded along dim 0 of its stored shape in n chunks of ceil(d0 / n) rows; an expert bank is stored as the rows of all its
-experts (`ParamTensor.stored_shape`). Each rank stores a whole chunk, zero-padded; views of it have the true rows. Gathered copies and
-reduce inputs hold n padded chunks; unsharded gradients have the tensor's own shape; the gradient shards of a group lie in one padded
-buffer. Optimizer state follows the true rows, so trailing ranks hold less of it.
+experts (`ParamTensor.stored_shape`). Each rank stores a full chunk, zero-padded; views of it have the rows without padding. Gathered copies
+and reduce inputs hold n padded chunks; unsharded gradients have the tensor's own shape; the gradient shards of a group lie in one padded
+buffer. Optimizer state has no padding, so trailing ranks hold less of it.
 
 Dense tensors shard over dp_shard, expert banks over efsdp = dp_shard · cp · tp / (ep · etp). A layer or a prediction depth is a group, its
 expert bank another; everything else of a slot is the slot's own group, which is never resharded after forward. Consecutive layers may be
@@ -46,7 +46,7 @@ class Shard(NamedTuple):
 
     Attributes:
         column: Column in `resident_bytes`.
-        padded_bytes: A whole chunk, as stored.
+        padded_bytes: A full chunk, as stored.
         expert: True if it belongs to an expert bank.
         uneven: Present if its last chunks are short.
     """
@@ -57,7 +57,7 @@ class Shard(NamedTuple):
     uneven: Uneven | None
 
     def true_bytes(self, index: int) -> int:
-        """Bytes without padding, on the rank with this index among those that share it."""
+        """Bytes without padding, on the rank with this index among the ranks that share it."""
         return self.padded_bytes if self.uneven is None else self.uneven.local_rows(index) * self.uneven.shard_row_bytes
 
 
@@ -75,8 +75,8 @@ class BlockStorage(NamedTuple):
         shards: If there are such tensors, every tensor in the order in which it is made and padded.
         matrix_scratch: Muon's scratch, by kind of tensor, with the number of tensors.
         casts: Casts of AdamW's gradients in the order of updates; empty if gradients are not cast.
-        adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors, else 0; without FSDP2 of all tensors that
-            are not Muon's.
+        adamw_shard_bytes: Gradient shards of the dense group if Muon has none of its tensors, else 0; without FSDP2, shards of all tensors
+            that are not Muon's.
         resident_slack_bytes: Bytes that the allocator's rounding adds to the shards.
         state_slack_bytes: Bytes that it adds to the moments.
         parameters: Elements after TP and EP, before state sharding.
@@ -101,7 +101,7 @@ class BlockStorage(NamedTuple):
 
 
 def block_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> BlockStorage:
-    """Storage of one block on a rank that holds it; `packed` is true if it is one of those that `sizes.packs` covers."""
+    """Storage of one block on a rank that holds it; `packed` is true if `sizes.packs` covers the tensor."""
     if block.family is Outside.TOWERS:
         return _without_copies(_mixed_storage(sizes._replace(frozen=sizes.frozen or sizes.params, padded=False), block))
     if block.family in STATED:
@@ -151,7 +151,7 @@ def _only(block: Block, groups: tuple[Group, ...]) -> Block:
 
 
 def _with_frozen(trained: GroupBytes, frozen: GroupBytes, casting_bytes: int, cutting_bytes: int) -> GroupBytes:
-    """A group of trained and frozen tensors: all are gathered together, and gradients are those of the trained ones."""
+    """A group of trained and frozen tensors: all are gathered together, but only trained ones have gradients."""
     if frozen is NOTHING:
         return trained
     return trained._replace(
@@ -297,9 +297,9 @@ def _matrix_scratch(
 
 
 def _matrices(tensor: ParamTensor, elements: int, sizes: Sizes) -> tuple[int, int, int, int]:
-    """The whole matrices of which a rank has parts: their number, elements, columns or the dim that is not sharded, and the ranks of one.
+    """Matrices of which a rank has parts: their number, elements, columns (or the dim that is not sharded), and number of ranks.
 
-    `elements` are those of the rank's part of the tensor. TP shards a matrix, or ETP one of a bank.
+    `elements` counts the rank's part of the tensor. TP shards a matrix, or ETP one of a bank.
     """
     count, cut, columns = tensor.local_matrices(sizes.tp, sizes.ep), tensor.cut_dim(sizes.tp, sizes.etp), tensor.shape[-1]
     if cut is None:
@@ -309,7 +309,7 @@ def _matrices(tensor: ParamTensor, elements: int, sizes: Sizes) -> tuple[int, in
 
 
 def packed_shards(sizes: Sizes, block: Block, *, packed: bool) -> list[PackedShards]:
-    """The packed shards of a block's dense group and of its bank's, if the block is a covered one."""
+    """The packed shards of a block's dense group and of its bank, if the recipe covers the block."""
     if sizes.packs is None or not packed:
         return [UNPACKED, UNPACKED]
     key, used, found = listed_key(block), sizes.made(block.family), list[PackedShards]()

@@ -5,7 +5,7 @@ group's has been filled. Reductions use one for a group's reduced output, which 
 to their dtype.
 
 The pool of the shards is a fact of the runtime. FSDP2 itself makes them in its reduce-scatter stream, whose pool cannot use memory that
-activations have freed; megarun gives it a reduce-scatter that makes those outputs that become shards in the computing stream (`SHARDS`).
+activations have freed; megarun passes it a reduce-scatter that allocates outputs that become shards in the computing stream (`SHARDS`).
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_gather`, `foreach_reduce`), _fsdp_param_group.py
 (`FSDPCommContext`).
@@ -39,7 +39,7 @@ class GroupPools(NamedTuple):
         gather_bytes: Most bytes that all-gathers hold at the same time.
         reduced_bytes: The largest reduced output.
         all_reduced_bytes: All reduced outputs.
-        recast_bytes: Shards that are casts of them: made in the reduce-scatter stream in every runtime.
+        recast_bytes: Shards that are casts of these outputs: made in the reduce-scatter stream in every runtime.
         shard_bytes: All shards.
     """
 
@@ -51,7 +51,7 @@ class GroupPools(NamedTuple):
 
 
 class Reserving(NamedTuple):
-    """Bytes that a rank reserves beyond those allocated in a step.
+    """Bytes that a rank reserves in addition to the allocated bytes of a step.
 
     Attributes:
         other_pool_bytes: Bytes in other streams' pools at their own peaks.
@@ -60,7 +60,7 @@ class Reserving(NamedTuple):
         share: Per mille of activations that stay unused.
         last_requests: Requests in the computing stream of the reduction of the slot's own parameters, if it ends a backward.
         live_bytes: Allocated bytes of a step at that point.
-        rounds: True if tensors have segments of their own, each rounded.
+        rounds: True if each tensor has its own, rounded segment.
     """
 
     other_pool_bytes: int
@@ -84,7 +84,7 @@ def group_pools(root: GroupBytes, units: Sequence[Sequence[GroupBytes]], *, ahea
     reduced, largest, recast, shards = root.reduced_bytes, root.reduced_bytes, root.recast_bytes, root.shard_bytes
     waits = 0
     for index, unit in enumerate(units):
-        if ahead:  # what was gathered `ahead` units before has been copied out
+        if ahead:  # parameters gathered `ahead` units before have been copied out
             alive = sum([group.flat_bytes for group in units[index - ahead]]) if index >= ahead else alive
             waits = sum([group.flat_bytes for each in units[max(0, index - ahead + 1) : index] for group in each])
         for group in unit:

@@ -1,8 +1,8 @@
 """A stated encoder and its projection on the first stage: sizes, and the operations of each block.
 
-Images are the rows of the encoder's batch, so that attention inside an image needs no mask. A part that is frozen, with nothing trained
-before it, runs without a graph: it keeps nothing, and has no backward. The stage puts the projection's rows in the place of the embedded
-placeholders of the stream of text; that belongs to the embedding's operations.
+Images are the rows of the encoder's batch, so that attention inside an image needs no mask. A frozen part with no trained part before it
+runs without a graph: it saves nothing, and has no backward. The stage puts the projection's rows in the place of the embedded placeholders
+of the stream of text; that belongs to the embedding's operations.
 
 Source: `megarun.model.vision`.
 """
@@ -106,7 +106,7 @@ def tower_rotary_tables(spec: Spec) -> tuple[RotaryTable, ...]:
 
 
 def stream_bytes(spec: Spec, dims: Dims, name: str) -> int:
-    """Bytes of what a block reads: the encoder's stream, the projection's rows at the embedding, all streams of text, at the head one."""
+    """Bytes of a block's input: the encoder's stream, the projection's rows (embedding), all streams of text, or one stream (head)."""
     sizes = tower_sizes(spec)
     if sizes is not None and name == "embedding":
         return sizes.rows * dims.hidden * dims.dtype.bytes
@@ -176,7 +176,7 @@ def _statistics(dims: Dims, rows: tuple[int, ...]) -> Shapes:
 
 
 def _patches(encoder: Encoder, dims: Dims) -> BlockReplay:
-    """The linear of the patches, and their positions: a view of the table's first rows, or all of them, that is added."""
+    """The linear of the patches, and the addition of their positions: a view of the first rows (or all) of a table."""
     made = OUTPUT if encoder.positions is None else "projected"
     ops: tuple[Op, ...] = (linear("proj", INPUT, made, "proj.weight", bias="proj.bias" if encoder.patch_bias else None)._replace(grads=()),)
     if encoder.positions is not None:
@@ -262,9 +262,9 @@ def _from_parameters(run: Replay) -> Replay:
 
 
 def merged_part(spec: Spec, sizes: TowerSizes, dims: Dims, part: BlockReplay) -> BlockReplay:
-    """The embedding's part, whose input is the projection's rows, which take the places of placeholders in the stream.
+    """The embedding's part: it writes the projection's rows to the positions of placeholder tokens in the stream.
 
-    The stream with these rows is a new storage. Backward makes two gradients: the stream's, with zeros in these places, and the rows'.
+    The stream with these rows is a new storage. Backward makes two gradients: the stream's, with zeros at these positions, and the rows'.
     Where a rank has a part of the positions, both the merged stream and that gradient are made with one more, which takes the other rows.
     """
     batch, tokens, hidden = dims.residual

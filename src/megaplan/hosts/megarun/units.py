@@ -28,7 +28,7 @@ class Member(NamedTuple):
 
 
 def unit_group(sizes: Sizes, members: Sequence[Member]) -> GroupBytes:
-    """The group of some layers' dense tensors: sums of theirs, and what one tensor after another has at most."""
+    """The group of some layers' dense tensors: sums over the layers, and maxima over single tensors."""
     groups = [member.storage.dense for member in members]
     found = together(groups)
     casting, _ = casting_bytes(sizes, *(packed_block(sizes.packing, member.block, sizes.tp) for member in members))
@@ -38,7 +38,7 @@ def unit_group(sizes: Sizes, members: Sequence[Member]) -> GroupBytes:
 
 
 def _sent_bytes(sizes: Sizes, members: Sequence[Member], gathered_bytes: int) -> int:
-    """The all-gather's input, or what packing has at most, one weight after another, before anything is gathered."""
+    """The all-gather's input, or the most bytes while weights are packed one after another before the gather."""
     if sizes.packs is None:
         return sum(member.storage.dense.sent_bytes for member in members)
     sent = packed = making = 0

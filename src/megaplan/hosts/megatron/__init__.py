@@ -1,4 +1,4 @@
-"""Megatron-Core: what its last pipeline rank allocates, tensor by tensor."""
+"""Megatron-Core: the allocations of its pipeline ranks, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ HOST = HostKind(
     name="megatron",
     keys=KEYS,
     holds={
-        Column.REPLICATED_PARAMS: "a whole 16-bit copy on every data rank",
-        Column.TENSOR_PARALLEL_PARAMS: "a whole 16-bit copy on every data rank; the vocabulary is cut too",
-        Column.EXPERT_PARALLEL_PARAMS: "a whole 16-bit copy on every rank of the same experts",
-        Column.GRADIENTS: "a whole buffer for the whole run; fp32 copies of 16-bit ones after the optimizer's step",
-        Column.MATRIX_OPTIMIZER: "masters and moments, sharded by the distributed optimizer alone; Muon's by whole matrices",
+        Column.REPLICATED_PARAMS: "a full 16-bit copy on every data rank",
+        Column.TENSOR_PARALLEL_PARAMS: "a full 16-bit copy on every data rank; tp shards the vocabulary too",
+        Column.EXPERT_PARALLEL_PARAMS: "a full 16-bit copy on every rank with the same experts",
+        Column.GRADIENTS: "an unsharded buffer for the whole run; fp32 copies of 16-bit ones after the optimizer's step",
+        Column.MATRIX_OPTIMIZER: "masters and moments, sharded by the distributed optimizer alone; with Muon whole matrices per rank",
         Column.OTHER_OPTIMIZER: "masters and moments, sharded by the distributed optimizer alone",
         Column.ACTIVATIONS: "the saved tensors of Megatron-Core and Transformer Engine: by attention backend, dropout, mask, loss",
         Column.FEATURE_ACTIVATIONS: "nothing: it has no side embeddings",
         Column.ROUTING: "rows, maps and router scores, by the dispatcher",
-        Column.COMMUNICATION: "one buffer that all gathers share; what the last microbatch left; parameters are whole",
+        Column.COMMUNICATION: "one buffer that all gathers share; parameters are not sharded, so nothing is gathered",
         Column.WORKSPACE: "cuBLAS, Transformer Engine and grouped GEMM workspaces, gradients for hooks of fused weight gradients, angles",
-        Column.OVERHEAD: "host.fragmentation_percent of everything else; a step's graph has a pool of its own",
+        Column.OVERHEAD: "host.fragmentation_percent of everything else; a CUDA graph of the step has a separate pool",
     },
     describe=lambda host: f"{host.model} model",
     budget=Later("megaplan.budget.megatron:megatron_budget"),

@@ -1,4 +1,4 @@
-"""`Argument`: what one launch argument of Megatron-LM is, and how its value becomes one of a spec's and back."""
+"""`Argument`: one launch argument of Megatron-LM, and the conversion of its value to and from a spec's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same(value: Any) -> Any:
 
 
 def nothing(_value: Any) -> None:
-    """None: the argument is written by what decides it with others."""
+    """None: another argument's function writes it."""
     return
 
 
@@ -73,8 +73,8 @@ class Argument(NamedTuple):
     Attributes:
         name: Flag with underscores for dashes.
         kind: Kind of the value.
-        key: Dotted key of the spec; empty where no single key has it.
-        default: Megatron's, `REQUIRED`, or None where it is absent.
+        key: Dotted key of the spec; empty if it corresponds to no single key.
+        default: Megatron's default, `REQUIRED`, or None if absent.
         conversion: To the key's value and back.
         touches: Parts of memory or time that it decides; empty for values of tensors alone.
         words: The words accepted, of a `WORD`.
@@ -107,7 +107,7 @@ class Argument(NamedTuple):
         return bool(self.key) and self.conversion not in (JOINT, ONLY, FEATURE, REPORTED)
 
     def written(self, spec: Any, blocks: frozenset[str]) -> Any:
-        """The value for a spec that has these kinds of block; None or False if it is left out."""
+        """The value for a spec that has these kinds of block; None or False if it is omitted."""
         if self.block and self.block not in blocks:
             return None
         if self.conversion is ONLY:
@@ -122,7 +122,7 @@ def flag(name: str) -> str:
 
 
 def value_at(spec: Any, key: str) -> Any:
-    """The value of a dotted key; None where a section on its way is absent or of another kind."""
+    """The value of a dotted key; None if a section of the path is absent or of another kind."""
     return reduce(lambda section, name: getattr(section, name, None), key.split("."), spec)
 
 

@@ -16,7 +16,7 @@ RECOMPUTED = {
     "mlp": ("-", {"fc1.output", "activation.output"}),
     "moe_act": ("E", {"routed.activation.output", "routed.activation.unscaled"}),
 }
-"""Operators, and the tensors that each module makes again. `moe` makes all of its operator's own again: it keeps what the norm made."""
+"""Operators, and the tensors that each module makes again. `moe` recomputes all tensors of its operator: it saves the norm's output."""
 OFFLOADED = {
     "attn_norm": ("*", {"norm.input"}),
     "qkv_linear": ("*", {"norm.output"}),
@@ -27,7 +27,7 @@ OFFLOADED = {
     "fused_group_mlp": ("E", {"routed.fc1.input"}),
     "moe_act": ("E", {"routed.fc1.output"}),
 }
-"""Operators, and the tensors that each module saves: those of a million elements or more go to the host."""
+"""Operators, and the tensors that each module saves; tensors of a million elements or more go to the host."""
 
 
 def recomputed(spec: Spec, letter: str, names: Iterable[str]) -> Names:

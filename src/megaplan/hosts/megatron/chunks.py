@@ -20,7 +20,7 @@ def recomputed_groups(run: MegatronRun, own: str) -> tuple[tuple[str, ...], str]
 
 
 def chunk(run: MegatronRun, letters: str, *, recomputes: bool = True) -> int:
-    """Bytes that one model chunk keeps for one microbatch, logits and loss left out; `recomputes`: under full recompute, if there is."""
+    """Bytes that one model chunk saves for one microbatch, without logits and loss; `recomputes`: under full recompute, if there is."""
     host, total = run.spec.host, 0
     if host.offloaded_layers:
         ends = "".join([letter for letter in letters if letter in ENDS])
@@ -33,7 +33,7 @@ def chunk(run: MegatronRun, letters: str, *, recomputes: bool = True) -> int:
 
 
 def forward_excess(run: MegatronRun, letters: str) -> int:
-    """Most bytes of a chunk's forward over what the chunk keeps when it has ended; negative where the end is the most by far."""
+    """Peak bytes of a chunk's forward minus the bytes that it saves; negative if other bytes of the end dominate."""
     parts = list(_parts(run, letters))
     left = most = -sum([kept for _, kept in parts])
     for letter, kept in parts:
@@ -44,7 +44,7 @@ def forward_excess(run: MegatronRun, letters: str) -> int:
 
 
 def backward_excess(run: MegatronRun, letters: str) -> int:
-    """Most bytes of a chunk's backward over what the chunk keeps before it begins."""
+    """Peak bytes of a chunk's backward minus the bytes that it has saved."""
     parts = list(_parts(run, letters))
     left, most = 0, -sum([kept for _, kept in parts])
     for letter, kept in reversed(parts):

@@ -35,7 +35,7 @@ def probability_bytes(spec: Spec) -> int:
 
 
 def rows_share(at: Setting, moe: MixtureOfExperts) -> float:
-    """Rows over the even share that a rank's experts compute."""
+    """Rows that a rank's experts compute, relative to the even share."""
     if at.spec.host.moe_rank_capacity is not None:
         return at.spec.host.moe_rank_capacity
     skew = moe.skew_in(at.skew)
@@ -43,7 +43,7 @@ def rows_share(at: Setting, moe: MixtureOfExperts) -> float:
 
 
 def kept_share(at: Setting, moe: MixtureOfExperts) -> float:
-    """Rows over the even share that a rank's experts keep for backward: those of a paged stash where there is one."""
+    """Rows that a rank's experts save for backward, relative to the even share: with a paged stash, its rows."""
     stash = at.spec.host.moe_paged_stash
     return rows_share(at, moe) if stash is None else stash
 
@@ -51,14 +51,14 @@ def kept_share(at: Setting, moe: MixtureOfExperts) -> float:
 def keeps_combined(spec: Spec) -> bool:
     """True if adding the experts' rows back to tokens keeps them.
 
-    It does by torch's `index_add`, Megatron's deterministic way without a fused permutation, and does not by `scatter_add`.
+    True for torch's `index_add`, Megatron's deterministic implementation without a fused permutation; false for `scatter_add`.
     """
     host = spec.host
     return host.deterministic_mode and not host.moe_permute_fusion and not host.moe_overlap
 
 
 def routed_rows(at: Setting, moe: MixtureOfExperts, share: float) -> int:
-    """Rows of one microbatch on the rank's experts, `share` over the even share; in low precision those of each expert are padded."""
+    """Rows of one microbatch on the rank's experts, `share` times the even share; in low precision each expert's rows are padded."""
     rows = ceil(at.stream_tokens * moe.top_k * at.dims.etp * share)
     if at.recipe is None:
         return rows
@@ -68,7 +68,7 @@ def routed_rows(at: Setting, moe: MixtureOfExperts, share: float) -> int:
 
 
 def handle_bytes(at: Setting, moe: MixtureOfExperts) -> int:
-    """Maps by which HybridEP finds a microbatch's rows again, of all tokens that the ranks of the experts share.
+    """Index maps of HybridEP for a microbatch's rows, over the tokens of all ranks of the experts.
 
     Each token has its row on each rank in 4 bytes, and for each expert of this rank a flag and its permuted row in 4 bytes.
     Source: `Executor::metadata_preprocess_core` and `permute_processing` of DeepEP's branch hybrid-ep.
@@ -101,9 +101,9 @@ def dispatcher_bytes(at: Setting) -> int:
 
 
 class _Rows(NamedTuple):
-    """Bytes of one copy of routed rows: of this rank's tokens, what the all-to-all brings, and what this rank's experts compute.
+    """Bytes of one copy of routed rows: of this rank's tokens, received by the all-to-all, and computed by this rank's experts.
 
-    What the all-to-all brings is counted before ranks of one expert gather theirs.
+    Received rows are counted before the ranks of one expert gather their rows.
     """
 
     sent: int
@@ -126,8 +126,8 @@ def _deduplicated_bytes(at: Setting, moe: MixtureOfExperts) -> int:
 def _named_bytes(at: Setting, moe: MixtureOfExperts) -> int:
     """The rows that the layer's own frame still names while its last ones are made.
 
-    Under all-to-all those are the permuted rows, the received ones, the experts' output and its copy in the order of arrival; then the last
-    two, or what the second all-to-all brings back.
+    Under all-to-all these are the permuted rows, the received ones, the experts' output and its copy in the order of arrival; then the last
+    two, or the rows that the second all-to-all returns.
     """
     dims, rows, kind, added = at.dims, _rows(at, moe), dispatcher(at.spec), keeps_combined(at.spec)
     sorts, travels = moe.num_experts // dims.ep > 1, dims.ep * dims.etp > 1
@@ -150,7 +150,7 @@ def experts_shapes(at: Setting) -> Sized:
         raise ValueError("a pattern with E has no experts")
     rows, outer, gated = routed_rows(at, moe, kept_share(at, moe)), moe.row_width(dims.hidden), moe.activation == "swiglu"
     width = moe.ffn_hidden_size // dims.etp
-    again = "moe_act" in recomputed_modules(at.spec)  # made again from what is kept, so the second product saves no copy
+    again = "moe_act" in recomputed_modules(at.spec)  # recomputed from saved tensors, so the second product saves no copy
     kept = {
         **of_bytes({"routed.fc1.input": at.input_bytes(rows, outer)}, Column.ROUTING),
         **at.narrow({"routed.fc1.output": (rows, width * (2 if gated else 1))}),
@@ -159,11 +159,11 @@ def experts_shapes(at: Setting) -> Sized:
         **at.wide({"router": (at.stream_tokens, moe.num_experts, 4)}, Column.ROUTING),
         **_shared_shapes(at, moe),
     }
-    if moe.latent_size is not None:  # the router keeps what is projected down, in 16 bits
+    if moe.latent_size is not None:  # the router saves the input of the down projection, in 16 bits
         copy = {"latent.input": at.input_bytes(at.stream_tokens, dims.hidden)} if at.recipe is not None else {}
         kept |= of_bytes({**copy, "latent.output": at.input_bytes(at.stream_tokens, outer)})
     kind = dispatcher(at.spec)
-    if keeps_combined(at.spec):  # an all-to-all has brought the rows back before they are added; the others add where the experts are
+    if keeps_combined(at.spec):  # with all-to-all, rows are returned before they are added; other dispatchers add on the experts' rank
         kept |= at.narrow({"combine.rows": (at.stream_tokens * moe.top_k if kind == "alltoall" else rows, dims.hidden)})
     if kind == "hybridep":
         kept |= of_bytes({"dispatch.handle": handle_bytes(at, moe)}, Column.ROUTING)
@@ -187,8 +187,8 @@ def _shared_shapes(at: Setting, moe: MixtureOfExperts) -> Shapes:
 def _moving_shapes(at: Setting, moe: MixtureOfExperts, kept: Shapes, *, gated: bool) -> Shapes:
     """Rows on their way, and the gradients of each product.
 
-    Where the whole layer runs again, the input of the experts is named like the other rows. Else what the activation made is dropped when
-    the experts' output is there.
+    Under full recompute of the layer, the input of the experts is named like the other rows. Otherwise the activation's output is dropped
+    once the experts' output exists.
     """
     rows, outer = _rows(at, moe), moe.row_width(at.dims.hidden)
     number, width = rows.routed // (at.element_bytes * outer), moe.ffn_hidden_size // at.dims.etp
@@ -210,7 +210,7 @@ def _moving_shapes(at: Setting, moe: MixtureOfExperts, kept: Shapes, *, gated: b
 
 @cache
 def experts_replay(names: Names, away: Names) -> Replay:
-    """Experts; backward comes to the shared one last. Where the whole layer runs again, it does so before its first gradient."""
+    """Experts; backward comes to the shared one last. Under full recompute of the layer, it runs again before its first gradient."""
     rows, product, unscaled, output = (f"routed.{name}" for name in ("fc1.input", "fc1.output", "activation.unscaled", "activation.output"))
     inner = (unscaled,) if unscaled in names else ()
     own = {rows, product, unscaled, output, "combine.rows", "shared.fc1.output", "shared.activation.output", *COMMON}

@@ -1,4 +1,4 @@
-"""Muon's matrices, each whole in one shard of Megatron-Core's gradient buffer, with the padding that this takes.
+"""Muon's matrices, each unsharded in one shard of Megatron-Core's gradient buffer, with the resulting padding.
 
 Source: `LayerWiseDistributedOptimizer._compute_per_buffer_param_layout` and `DistributedDataParallel.__init__` at d98e8a64.
 """
@@ -45,8 +45,8 @@ def bucket_elements(ranks: int) -> int:
 def layout_of(matrices: Sequence[Matrix], ranks: int, bucket: int | None) -> Layout:
     """The layout of one model chunk's buffer.
 
-    Tensors of a bucket go, those of most work first, to the rank with the least work so far that has room. Every rank's shard of a bucket
-    is as large as the fullest.
+    Tensors of a bucket are assigned in descending order of work to the rank with the least work so far that has room. Every rank's shard of
+    a bucket is as large as the fullest.
 
     Args:
         matrices: In model order.
@@ -85,7 +85,7 @@ def _filled(some: Sequence[Matrix], work: list[int], shares: list[int]) -> list[
 
 
 def _buckets(matrices: Sequence[Matrix], ranks: int, bucket: int | None, multiple: int) -> Iterator[list[Matrix]]:
-    """Runs of tensors from the model's end on; a full one still takes what fits into its padding."""
+    """Buckets of tensors, from the model's end on; a full bucket still accepts tensors that fit into its padding."""
     some: list[Matrix] = []
     size, loads = 0, [0] * ranks
     for one in reversed(matrices):

@@ -40,7 +40,7 @@ class Operator(NamedTuple):
         routing: The part of the sum that is routing.
         forward: Peak of its forward minus `kept`; tensors that recompute drops are counted.
         backward: Peak of its backward minus `kept`, without the residual stream's gradient.
-        stream_gradient: Gradient of the stream; before a dropout the operator's output has one of its own.
+        stream_gradient: Gradient of the stream; before a dropout the operator's output has a separate one.
         offloaded: Bytes of the tensors that are on the host.
     """
 
@@ -77,8 +77,8 @@ def evaluate(at: Setting, letter: str) -> Operator:
 def _delayed_bytes(sums: BlockBytes) -> int:
     """Peak of a backward whose weight gradients are computed after all input gradients.
 
-    Their operands stay until then: the tensors that the operator kept, and the gradients of its products' outputs, which are taken as half
-    of what each step makes.
+    Their operands stay until then: the tensors that the operator kept, and the gradients of its products' outputs, taken to be half of each
+    step's tensors.
     """
     run, tensors = sums.part.replay, sums.part.tensors
     away = run.program.graph.away

@@ -1,4 +1,4 @@
-"""Rules of host megatron: what Megatron-Core cannot run as it is written, or runs otherwise without another tensor.
+"""Rules of host megatron: settings that Megatron-Core cannot run, or runs differently with the same tensors.
 
 Source: `megatron/core/models/hybrid/hybrid_layer_allocation.py`, `megatron/core/transformer/transformer_config.py` and
 `megatron/training/arguments.py` at d98e8a64.
@@ -41,7 +41,7 @@ MOST_EXPERTS = 4096
 WHY_UNPRICED = {
     "distillation": "a teacher model is held in addition to the student",
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, with fp32 masters",
-    "optimizer_cuda_graph": "the graph of the optimizer's step has a memory pool of its own",
+    "optimizer_cuda_graph": "the graph of the optimizer's step has a separate memory pool",
 }
 """Features whose tensors are not modelled, and what they add."""
 
@@ -94,12 +94,12 @@ def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     yield from _implementation(spec)
     yield from _own_modules(spec, letters)
     if spec.data.packing != "none":
-        detail = f"data.packing = {spec.data.packing}: Megatron separates documents by position ids and cu_seqlens of its own data set"
+        detail = f"data.packing = {spec.data.packing}: Megatron separates documents by position ids and cu_seqlens of its data set"
         yield Limit("data.packing", detail, "data: {packing: none}", tensors=False)
 
 
 def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Limits of GPTModel in addition: its layers are an A and the D or E after it."""
+    """Further limits of GPTModel: each of its layers is an A followed by a D or E."""
     pairs = [letters[index : index + 2] for index in range(0, len(letters), 2)]
     odd = next((index for index, pair in enumerate(pairs) if pair not in ("AD", "AE", "GD", "GE")), None)
     if odd is not None:
@@ -138,9 +138,7 @@ def _families(spec: Spec, letters: str) -> Iterator[Limit]:
 def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
     moe = spec.model.moe
     if moe is not None and "E" in letters and moe.num_experts // spec.mesh.ep > MOST_EXPERTS:
-        detail = (
-            f"{moe.num_experts // spec.mesh.ep:,} experts on a rank: each has tensors of its own, and at most {MOST_EXPERTS:,} are priced"
-        )
+        detail = f"{moe.num_experts // spec.mesh.ep:,} experts on a rank: each has its own tensors, and at most {MOST_EXPERTS:,} are priced"
         yield Limit("model.moe.num_experts", detail, "a larger mesh.ep")
     model = spec.model
     if isinstance(model.mamba, Mamba2):
@@ -183,10 +181,12 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
     }
     if len(set(biases.values())) > 1:
         said = ", ".join(f"{key} = {str(value).lower()}" for key, value in biases.items())
-        yield Limit(next(iter(biases)), f"{said}: Megatron's linears all have a bias, or none has", "give them one value")
+        yield Limit(next(iter(biases)), f"{said}: either all or none of Megatron's linears have a bias", "give them one value")
     grouped = model.attention if isinstance(model.attention, GroupedQueryAttention) else None
     if grouped is not None and grouped.output_bias and not grouped.bias:
-        detail = "model.attention.output_bias = true, model.attention.bias = false: Megatron's --add-qkv-bias is without the output's"
+        detail = (
+            "model.attention.output_bias = true, model.attention.bias = false: Megatron's --add-qkv-bias adds none to the output projection"
+        )
         yield Limit("model.attention.bias", detail, "bias: true")
     rotated = grouped is not None and len(grouped.nope_layers) < letters.count("A")
     if model.learned_positions is not None and rotated:
@@ -216,7 +216,8 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
         yield from sparse_limits(spec, letters)
         if attention.window_size is not None:
             yield Limit(
-                "model.attention.window_size", f"model.attention.window_size = {attention.window_size}, but latent attention has none"
+                "model.attention.window_size",
+                f"model.attention.window_size = {attention.window_size}, but Megatron's latent attention has no window",
             )
     elif isinstance(attention, GroupedQueryAttention) and attention.window_size is not None and attention_kernel(spec) == "unfused":
         yield Limit("model.attention.window_size", "unfused attention takes no window", "host: {attention_backend: flash}")
@@ -262,7 +263,9 @@ def _parallel(spec: Spec) -> Iterator[Limit]:
         )
     group = spec.host.microbatch_group_size or mesh.pp
     if schedule.kind == "interleaved_1f1b" and schedule.num_microbatches % group:
-        detail = f"schedule.num_microbatches = {schedule.num_microbatches}, but Megatron interleaves whole groups of {group}"
+        detail = (
+            f"schedule.num_microbatches = {schedule.num_microbatches}, but Megatron interleaves groups of {group}, so it must be a multiple"
+        )
         yield Limit("schedule.num_microbatches", detail, f"use a multiple of {group}")
     if schedule.steps_per_update > 1:
         detail = f"schedule.steps_per_update = {schedule.steps_per_update}, but Megatron runs every microbatch of an update in one schedule"
@@ -289,11 +292,11 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
         if moe is not None and host.moe_grouped_gemm:
             detail = "host.transformer_impl = local, host.moe_grouped_gemm = true: tensors of grouped experts outside Transformer Engine"
             yield Limit("host.moe_grouped_gemm", detail, "moe_grouped_gemm: false")
-        if (kernel := attention_kernel(spec)) != "unfused":  # releases of 2023 had FlashAttention in it, which today's have not
+        if (kernel := attention_kernel(spec)) != "unfused":  # releases of 2023 had FlashAttention in it, later ones do not
             detail = f"host.transformer_impl = local, host.attention_backend = {host.attention_backend}: its attention is not fused"
             yield Limit("host.attention_backend", detail, "attention_backend: unfused", tensors=kernel != "flash")
         if spec.precision.recipe is not None:
-            detail = f"precision.recipe.name = {spec.precision.recipe.name}: low precision is Transformer Engine's"
+            detail = f"precision.recipe.name = {spec.precision.recipe.name}: low precision needs Transformer Engine"
             yield Limit("precision.recipe", detail, "recipe: null")
     if moe is not None and spec.mesh.tp > 1 and not host.sequence_parallel:
         detail = (
@@ -303,7 +306,7 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
 
 
 def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Settings that Megatron's own modules, and those of its forks, have alone."""
+    """Settings that only Megatron's own modules and its forks' modules have."""
     host, engine = spec.host, spec.host.transformer_impl != "local"
     if engine and host.framework == "gpt-neox":
         detail = "host.framework = gpt-neox, host.transformer_impl = transformer_engine: its modules are its own"
@@ -316,20 +319,20 @@ def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
     if parallel and (engine or host.model != "gpt" or any(letters[each] != "D" for each in parallel)):
         detail = (
             "model.parallel_layers is given, and Megatron's operators run one after another; "
-            "forks of its own modules have an MLP parallel to attention: transformer_impl: local, model: gpt"
+            "only forks with their own modules have an MLP parallel to attention: transformer_impl: local, model: gpt"
         )
         yield Limit("model.parallel_layers", detail, "parallel_layers: []")
     if host.distribute_saved_activations and (spec.mesh.tp == 1 or host.sequence_parallel or not host.recompute_num_layers):
         detail = (
             f"host.distribute_saved_activations = true, mesh.tp = {spec.mesh.tp}, host.sequence_parallel = "
             f"{str(host.sequence_parallel).lower()}, host.recompute_num_layers = {host.recompute_num_layers or 'null'}: "
-            "what full recompute keeps is shared over tp, without sequence parallelism"
+            "checkpoints of full recompute are sharded over tp without sequence parallelism"
         )
         yield Limit("host.distribute_saved_activations", detail, "distribute_saved_activations: false")
 
 
 def _fsdp(spec: Spec) -> Iterator[Limit]:
-    """Megatron-FSDP is what frees gathered parameters; its buffers are known for models on one stage, stepped by Adam."""
+    """Only Megatron-FSDP frees gathered parameters; its buffers are known for models on one stage, stepped by Adam."""
     host = spec.host
     beyond = {
         "host.moe_overlap = true": host.moe_overlap and spec.model.moe is not None,
@@ -347,7 +350,7 @@ def _fsdp(spec: Spec) -> Iterator[Limit]:
 
 
 def _fsdp_recipe(spec: Spec) -> dict[str, bool]:
-    """A recipe whose gathered weights are not its one-byte row-wise copies, which are what a shard is of."""
+    """A recipe whose gathered weights are not the one-byte row-wise copies that the shards consist of."""
     recipe = spec.precision.recipe
     if recipe is None:
         return {}
@@ -361,11 +364,13 @@ def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:
         if policy == "none" or (letter == "A" and policy == "selective"):
             continue
         key = f"recompute.blocks.{letter}" if letter in spec.recompute.blocks else "recompute.default"
-        detail = f"{key} = {policy}: of Megatron's modules only core_attn is what a policy of ours recomputes, for A: selective"
+        detail = (
+            f"{key} = {policy}: the only module of Megatron that a policy of megaplan recomputes is core_attn (recompute of A: selective)"
+        )
         yield Limit(key, detail, "recompute: {default: none}, and host.recompute_modules or host.recompute_num_layers")
     modules = spec.host.recompute_modules or spec.recompute.of("A") == "selective"
     if spec.host.recompute_num_layers is not None and modules:
-        detail = "host.recompute_num_layers is full recompute, and modules are selective: Megatron does one of them"
+        detail = "host.recompute_num_layers means full recompute, modules mean selective: Megatron does one of the two"
         yield Limit("host.recompute_num_layers", detail, "recompute_num_layers: null")
     if "moe" in spec.host.recompute_modules and spec.host.moe_overlap:
         detail = "host.recompute_modules has moe, host.moe_overlap = true: Megatron recomputes no layer whose communication it overlaps"

@@ -21,13 +21,15 @@ NOT_CARRIED = (
     *reported("hierarchical_context_parallel_sizes", "contexts exchange keys and values in two levels; buffers are taken as of one"),
     *reported("export_qk_l2_norm export_moe_apply_probs_on_input", "of an exported checkpoint; its tensors are taken as without"),
     *reported("moe_pad_expert_input_to_capacity", "rows of an expert are padded to its capacity; they are taken as unpadded"),
-    *reported("glu_linear_offset activation_func_clamp_value", "the activation has an offset or a bound; its tensors are those without"),
+    *reported(
+        "glu_linear_offset activation_func_clamp_value", "the activation has an offset or a bound; its tensors are counted as without them"
+    ),
     *reported("moe_router_padding_for_fp8 moe_router_padding_for_quantization", "rows of an expert are padded to a multiple of 16 or 32"),
     *reported("moe_apply_probs_on_input", "probabilities weigh the experts' input in the place of their output"),
     *reported("moe_permute_fusion_into_hybridep", "HybridEP sorts rows to experts; its buffers are taken as without"),
     *reported("moe_dispatch_fwd_dtype moe_combine_bwd_dtype", "rows travel in another type; they are taken in 16 bits"),
     *reported("moe_use_upcycling moe_upcycling_granularity", "experts start from a dense checkpoint"),
-    *reported("use_nccl_ub fsdp_manual_registration", "buffers are registered with NCCL; what it takes for them is not counted"),
+    *reported("use_nccl_ub fsdp_manual_registration", "buffers are registered with NCCL; NCCL's memory for them is not counted"),
     *reported("ddp_reduce_scatter_with_fp32_accumulation", "gradients are added up in fp32 while they travel"),
     *reported(
         "use_mup mup_width_mult mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim mup_attn_scale_power",
@@ -37,18 +39,18 @@ NOT_CARRIED = (
     *reported(
         "fused_residual_rmsnorm use_te_activation_func mla_down_proj_fusion use_grouped_gemm_for_shared_expert "
         "use_grouped_gemm_for_dense_mlp",
-        "operators are fused; their saved tensors are taken as the unfused ones'",
+        "operators are fused; their saved tensors are taken to be those of unfused ones",
     ),
-    *reported("disable_mamba_mem_eff_path", "Mamba-2 runs unfused; its saved tensors are taken as the fused kernel's"),
+    *reported("disable_mamba_mem_eff_path", "Mamba-2 runs unfused; its saved tensors are taken to be those of the fused kernel"),
     *reported("qk_clip", "queries and keys are scaled where their scores are too large"),
     *reported("mamba_training_ssm_states_dtype", "states between chunks of Mamba's scan are taken in fp32"),
     *reported("apply_query_key_layer_scaling", "scores are scaled by layer"),
     *reported("apply_layernorm_1p", "norm weights are stored less one"),
-    *reported("step_batch_size_schedule", "the batch grows; the spec's is the global one, or the last of the schedule"),
+    *reported("step_batch_size_schedule", "the batch grows; the spec has the global batch size, or the last one of the schedule"),
     *reported("rampup_batch_size", "the batch grows; the spec's is the last one"),
     *reported("use_transformer_engine_op_fuser", "operators are fused; their saved tensors are taken as the unfused ones'"),
 )
-"""Arguments that change values alone, or too little to be modelled, and what they do."""
+"""Arguments with no effect on memory and time, or one too small to be modelled, with that effect."""
 
 IGNORED_PREFIXES = (
     "log_", "tensorboard_", "wandb_", "one_logger_", "timing_", "save", "load", "ckpt_", "eval_", "data_", "dataloader_", "tokenizer_",

@@ -21,21 +21,20 @@ SYMBOLS = {
     "E": "experts",
 }
 OURS = {"*": "A", "+": "A", "M": "M", "G": "G", "-": "D", "E": "E"}
-"""Our letter of each symbol that has one."""
+"""Letter of megaplan for each symbol that has one."""
 LETTERS = {ours: symbol for symbol, ours in reversed(OURS.items())}
-"""The symbol of each of our letters; of A, that of attention which is not latent."""
+"""The symbol of each letter of megaplan; for A, the symbol of attention that is not latent."""
 MODULE, SEGMENT = "/", "|"
 _OTHER_ATTENTION = "D+"
 EMBEDDING, LOSS, MTP = "e", "l", "m"
-"""Letters of embedding, loss and one prediction module among those of a rank's operators."""
+"""Letters of embedding, loss and one prediction module in a rank's list of operators."""
 SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
 """Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 ENDS = EMBEDDING + MTP + LOSS
 """Letters that are not operators."""
 VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"], "-"))}
-"""First code point of the letters of experts with a routing skew of their own, of attention to another layer's choice, and of an MLP that
-reads the norm of the attention parallel to it."""
+"""First code points of letters: experts with a skew, attention with another layer's keys, an MLP with parallel attention's norm."""
 
 
 def operators(letters: str) -> str:
@@ -44,7 +43,7 @@ def operators(letters: str) -> str:
 
 
 def plain(letter: str) -> str:
-    """The letter of an operator without a variant of its own."""
+    """The letter of an operator without its own variant."""
     return letter if letter.isascii() else next(own for own, start in VARIED.items() if 0 <= ord(letter) - start < 0x10000)
 
 
@@ -82,13 +81,13 @@ class HybridPattern(NamedTuple):
     def stages(
         self, pp: int, first: int | None = None, last: int | None = None, vpp: int = 1, where: Location | None = None
     ) -> tuple[str, ...]:
-        """Symbols of each virtual stage: that of virtual stage v on rank r is at v · pp + r.
+        """Symbols of each virtual stage: virtual stage v of rank r is at index v · pp + r.
 
         Args:
             pp: Pipeline ranks.
-            first: Layers of the first rank, where the pattern has no `|`.
-            last: Layers of the last rank, where the pattern has no `|`.
-            vpp: Virtual stages a rank that were asked for, where the pattern has no `|`.
+            first: Layers of the first rank, if the pattern has no `|`.
+            last: Layers of the last rank, if the pattern has no `|`.
+            vpp: Requested virtual stages per rank, if the pattern has no `|`.
             where: Location of the text, for diagnostics.
 
         Raises:
@@ -98,16 +97,16 @@ class HybridPattern(NamedTuple):
         if self.has_pipes:
             if first is not None or last is not None:
                 raise _unfit(
-                    "the pattern has '|', which decides every stage, and first or last counts decide them too", at, "remove the counts"
+                    "the pattern has '|', which decides the layers of every stage, but counts for the first or last stage are given too",
+                    at,
+                    "remove the counts",
                 )
             if len(self.segments) % pp:
                 detail = f"{len(self.segments)} segments, pp = {pp}, and {len(self.segments)} % {pp} = {len(self.segments) % pp}"
                 raise _unfit(detail, at, f"write a multiple of {pp} segments")
             return self.segments
         if vpp > 1:
-            raise _unfit(
-                f"{vpp} virtual stages per rank, and the pattern has no '|' to say where they begin", at, "write '|' between stages"
-            )
+            raise _unfit(f"{vpp} virtual stages per rank, but the pattern has no '|' that separates them", at, "write '|' between stages")
         given = (first or 0) + (last or 0)
         between = pp - (first is not None) - (last is not None)
         free = len(self.main) - given
@@ -195,7 +194,7 @@ def spread_pattern(layers: int, attention: float, mlp: float) -> str:
     free = layers
     for symbol, number in (("*", round(layers * attention)), ("-", round(layers * mlp))):
         free -= number
-        run = free / (number + 1) if symbol == "*" else free / max(number, 1)  # attention neither begins nor ends
+        run = free / (number + 1) if symbol == "*" else free / max(number, 1)  # a stage that does not begin or end with attention
         left = run
         for place in range(layers if number else 0):
             if found[place] != "M":

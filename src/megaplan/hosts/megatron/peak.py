@@ -35,19 +35,19 @@ BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
 
 
 class GraphPools(NamedTuple):
-    """Bytes that graphs keep reserved in addition to what is allocated.
+    """Bytes that graphs keep reserved in addition to allocated bytes.
 
-    A graph's tensors are in a pool of its own, which nothing else uses between replays: of a whole step all of them, of layers what the
-    layers keep for backward. The steps before the capture had theirs in the usual pool; segments that do not grow keep at most as much
-    reserved for good, since the optimizer's first step puts its states into segments that activations left.
+    A graph's tensors are in its own pool, which nothing else uses between replays: all tensors of a full step, or the saved tensors of
+    graphed layers. Steps before the capture had their tensors in the default pool; segments that are not expandable keep at most those
+    bytes reserved, since the optimizer's first step puts its states into segments that activations left.
 
     Source: `megatron/core/full_cuda_graph.py`, `megatron/core/transformer/cuda_graphs.py`; NVIDIA-NeMo/Megatron-Bridge, issue 4587.
 
     Attributes:
-        inside: During forward and backward: the steps before the capture of a whole step, an upper bound.
+        inside: During forward and backward, an upper bound: bytes of the steps before the capture of a full step.
         outside: During the optimizer's step: that, and the pools of the graphs.
-        twice: During forward and backward: what graphs of layers keep and the usual pool has kept from the steps before the capture. As an
-            upper bound on the usual pool it includes the percentage that is reserved above what is allocated.
+        twice: During forward and backward: saved tensors of graphed layers that the default pool also keeps from the steps before the
+            capture. As an upper bound, the default pool includes the percentage by which reserved exceeds allocated memory.
     """
 
     inside: int
@@ -64,7 +64,7 @@ class MegatronMemory(NamedTuple):
         gradient_copies: Copies of gradients that the optimizer's step makes, freed before the next forward.
         unscaled: Copies of states that the optimizer's step makes and frees.
         activations: Kept by the microbatches in flight.
-        phases: Bytes that each phase adds to both, by its name.
+        phases: Bytes that each phase adds to the two, by its name.
         gathered: The part of each phase that is parameters and gradients that Megatron-FSDP has unsharded.
         received: The part of each phase that belongs to the previous microbatch, and is named by the pipeline's schedule.
         pools: Bytes that graphs keep reserved.
@@ -107,7 +107,7 @@ class MegatronMemory(NamedTuple):
 
 
 def overhead_bytes(allocated: int, pool: int, percent: int, twice: int = 0) -> int:
-    """Bytes reserved above those allocated: a pool of graphs and a percentage of all, or at least what graphs of layers have twice."""
+    """Reserved minus allocated bytes: a pool of graphs and a percentage of all, or at least the bytes that graphs of layers duplicate."""
     return max(pool + (allocated + pool) * percent // 100, twice)
 
 
@@ -134,7 +134,7 @@ def memory(stage: MegatronStage, held: Parameters | None = None) -> MegatronMemo
 
 
 def _pools(stage: MegatronStage, largest: int) -> GraphPools:
-    """The pools of a rank's graphs; `largest` is what a step has at most in addition to what stays."""
+    """The pools of a rank's graphs; `largest` is a step's peak without the bytes that stay."""
     run, host = stage.run, stage.spec.host
     if host.cuda_graphs == "iteration":
         before = 0 if host.expands_segments else largest
@@ -163,7 +163,7 @@ def _num_microbatches(stage: MegatronStage) -> int:
 
 
 def _at_an_end(stage: MegatronStage) -> bool:
-    """True if the rank is the first or the last of its pipeline: those alone load batches."""
+    """True if the rank is the first or the last of its pipeline, which load batches."""
     return stage.pp_rank in (0, stage.spec.mesh.pp - 1)
 
 
@@ -187,7 +187,7 @@ def received_bytes(stage: MegatronStage, *, backward: bool) -> int:
 
 
 def offloaded_here_bytes(stage: MegatronStage) -> int:
-    """Inputs of offloaded modules that are on the device: the last of each module, which backward reads next, and one on its way.
+    """Inputs of offloaded modules that are on the device: the last of each module, which backward reads next, and one in transit.
 
     Source: `_offload_margin` and `last_group_with_same_name` of `megatron/core/pipeline_parallel/fine_grained_activation_offload.py`.
     """
@@ -231,7 +231,7 @@ def fullest_counts(sizes: tuple[int, ...], behind: int, group: int, num_microbat
     Args:
         sizes: Bytes that one microbatch keeps on each chunk. For other sizes the point is one of the rank's, not its peak.
         behind: Pipeline ranks after this one.
-        group: Microbatches that a chunk takes in turn.
+        group: Consecutive microbatches of a chunk.
         num_microbatches: Microbatches of a step.
     """
     virtual = len(sizes)
@@ -290,7 +290,7 @@ def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int
     if host.wgrad_fusion:
         parts["dummy weight gradients"] = sum(at.element_bytes * rows * columns for rows, columns in shapes)
     if isinstance(attention, LatentAttention):
-        each = 12 if attention.indexer is None else 8  # an indexer has angles of its own, and no sines and cosines for fused kernels
+        each = 12 if attention.indexer is None else 8  # an indexer has its own angles, and no sines and cosines for fused kernels
         parts["rotary cache"] = each * spec.batch.seq_length * attention.qk_rope_head_dim * (count(letters, "*") + letters.count(MTP))
     elif isinstance(attention, GroupedQueryAttention) and len(attention.nope_layers) < run.letters.count("A"):
         width = attention.rotary_dim or attention.head_dim  # each model chunk's own angles, in fp32
@@ -314,7 +314,7 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
         each, hidden = run.at.element_bytes, run.at.dims.hidden
         # fp32 terms in addition to logits of 16 bits, or in place of logits of fp32; the native loss, compiled, makes one more
         wide = 4 if each == 4 else each + 4
-        # of a prediction, what its own loss keeps: the gradient in place of logits, or fp32 terms
+        # of a prediction, tensors that its loss saves: the gradient instead of logits, or fp32 terms
         kept = (each if host.cross_entropy == "te" else 4) * logits * chunks[0].count(MTP)
         phases["loss"] = kept + {"unfused": wide, "native": wide + 4, "te": each, "te_fp32": wide}[host.cross_entropy] * logits
         weight_gradient = 0 if host.wgrad_fusion else each * stage.spec.model.vocab_size // run.at.dims.tp * hidden
@@ -326,7 +326,7 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
         else:
             phases[LAYER_FORWARD] = max(forward_excess(run, letters) for letters in chunks)
             phases[LAYER_BACKWARD] = max(backward_excess(run, letters) for letters in chunks)
-        if is_fsdp(stage):  # most gradients wait to be reduced while of what was kept only the first layer's is left
+        if is_fsdp(stage):  # most gradients wait for their reduction when only the first layer's saved tensors are left
             first = operators(stage.chunks[0])[: run.spec.host.block_layers]
             phases[FIRST_LAYER] = chunk(run, first) + backward_excess(run, first) - in_flight(stage)
     # a stage without layers and head: the embedding's backward adds to the gradient that storage counts, and makes nothing else
@@ -336,7 +336,7 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
 def _group_bytes(run: MegatronRun, letters: str) -> int:
     """Peak of the largest group of operators that full recompute makes again, while it does and while the group's backward runs.
 
-    Under the block method the layers behind have had their backward then; while they have theirs, they hold what they would without it.
+    Under the block method, later layers have run backward by that time; during their backward they hold the same bytes as without it.
     """
     groups, rest = recomputed_groups(run, operators(letters))
     behind = sum(run.operator(letter).kept for letter in rest)

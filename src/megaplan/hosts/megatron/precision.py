@@ -25,11 +25,9 @@ def state_limits(spec: Spec) -> Iterator[Limit]:
         yield Limit("precision.grads", detail, "grads: fp32")
     if precision.params is DType.FP16 and spec.optimizer.matrix == "muon":
         yield Limit("precision.params", "precision.params = fp16, optimizer.matrix = muon: Megatron's Muon runs in bf16", "params: bf16")
-    separate = spec.sharding.reshard_after_forward and not spec.host.fsdp_double_buffer  # Megatron-FSDP alone has a dtype of its own for it
+    separate = spec.sharding.reshard_after_forward and not spec.host.fsdp_double_buffer  # only Megatron-FSDP has a separate dtype for it
     if precision.reduce is not precision.grads and not separate:
-        detail = (
-            f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces its gradient buffer as it is"
-        )
+        detail = f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces in its buffer's dtype"
         yield Limit("precision.reduce", detail, f"reduce: {precision.grads}")
     for key, detail, fix in adam_problems(spec):
         yield Limit(key, detail, fix)
@@ -54,11 +52,11 @@ def _single(spec: Spec) -> Iterator[Limit]:
     for said, is_beyond in beyond.items():
         if is_beyond:
             key = said.partition(" ")[0]
-            yield Limit(key, f"precision.params = fp32, {said}: Megatron has or is priced with it in 16 bits alone", "params: bf16")
+            yield Limit(key, f"precision.params = fp32, {said}: with Megatron it exists, or is priced, only in 16 bits", "params: bf16")
 
 
 def low_precision_limits(spec: Spec) -> Iterator[Limit]:
-    """Recipes, and keys of one, that Megatron-Core has no counterpart of."""
+    """Recipes, and keys of recipes, without a counterpart in Megatron-Core."""
     recipe = spec.precision.recipe
     if recipe is None:
         return

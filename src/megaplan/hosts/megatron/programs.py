@@ -33,7 +33,7 @@ from megaplan.hosts.megatron.setting import (
 from megaplan.hosts.megatron.state import is_single
 
 Sized = tuple[Shapes, Shapes]
-"""Storages that an operator keeps in addition to `Setting.common`, and those that it needs temporarily, in addition to `Setting.around`."""
+"""Storages that an operator saves in addition to `Setting.common`, and temporary ones in addition to `Setting.around`."""
 MAMBA_CHUNK = 128
 """Tokens of one chunk of Megatron's scan."""
 DELTA_CHUNK = 64
@@ -139,13 +139,13 @@ def attention_replay(names: Names, away: Names) -> Replay:
 def projection() -> Op:
     """The product that ends attention.
 
-    An offloaded context has left when it is there, and a norm that runs again does so before the first gradient.
+    An offloaded context has left the device by the end of the forward; a recomputed norm runs before the first gradient.
     """
     return Op("proj", (), (PARTIAL, SHARE), keeps=("norm.output",), grads=("context",), fetches=(GATHERED, "proj.copies"))
 
 
 def from_norm(name: str, makes: tuple[str, ...]) -> Op:
-    """The column-parallel linear that reads what the norm makes."""
+    """The column-parallel linear that reads the norm's output."""
     return Op(name, ("norm.output",), makes, keeps=("norm.output",), grads=(), fetches=(*INPUT_GRADIENT, f"{name}.copies"))
 
 
@@ -161,7 +161,7 @@ def mlp_shapes(at: Setting, ffn_hidden_size: int, prefix: str = "", *, gated: bo
 
 
 def mlp_ops(prefix: str = "", makes: tuple[str, ...] = (PARTIAL, SHARE)) -> tuple[Op, ...]:
-    """Operations of an MLP, between what the norm makes and `makes`."""
+    """Operations of an MLP, between the norm's output and `makes`."""
     product, output, gradient = (f"{prefix}{name}" for name in ("fc1.output", "activation.output", "activation.gradient"))
     return (
         from_norm(f"{prefix}fc1", (product,)),
@@ -209,7 +209,7 @@ def mamba_shapes(at: Setting) -> Sized:
 
 @cache
 def mamba_replay(names: Names, away: Names) -> Replay:
-    """Mamba-2; convolution, scan and norm are one call, whose frame names what each has made."""
+    """Mamba-2; convolution, scan and norm are one call, whose frame references all three outputs."""
     inside = ("conv", "states", "states.copy", "products")
     again = (*inside, "conv.gradient", "states.gradient", "states.gradient.copy")
     ops = (

@@ -1,4 +1,4 @@
-"""Rows of the table that say what the model is.
+"""Rows of the table that describe the model.
 
 Source: `megatron/training/arguments.py` and the config classes that its parser is made from, at d98e8a64.
 """
@@ -117,7 +117,7 @@ MODEL = (
     number("rotary_percent", "model.attention.rotary_dim", 1.0, JOINT, touches="buffers", note="of the head's width"),
     count("num_attention_heads", "model.attention.num_heads", REQUIRED, JOINT, touches=_ALL, note="1 without attention"),
     number("rotary_base", "model.attention.rope_theta", 10_000.0, WHOLE),
-    switch("use_rope_scaling", "model.attention.rope_scaling", JOINT, note="llama3, with turns of 1 and 4 in 8,192 tokens"),
+    switch("use_rope_scaling", "model.attention.rope_scaling", JOINT, note="llama3, with 1 and 4 rotations in 8,192 tokens"),
     number("rope_scaling_factor", "model.attention.rope_scaling", 8.0, JOINT, note="with --use-rope-scaling"),
     number("rotary_seq_len_interpolation_factor", "model.attention.rope_scaling", None, JOINT, note="linear"),
     switch("group_query_attention", "model.attention.num_kv_heads", JOINT, touches=_ALL, note="off: as many groups as heads"),

@@ -68,7 +68,7 @@ RUN = (
         note="with --fp8-format; of the precision-aware optimizer without it too: host.optimizer_recipe",
     ),
     Argument("fp4_format", Kind.WORD, "precision.recipe.name", None, JOINT, words=("e2m1",), touches=_ALL, dest="fp4", note="recipe nvfp4"),
-    only("fp4_recipe", "nvfp4", "nvfp4", "a recipe of one's own", touches=_ALL),
+    only("fp4_recipe", "nvfp4", "nvfp4", "a custom recipe", touches=_ALL),
     switch("fp8_param_gather", "precision.recipe.param_gather", JOINT, touches="parameters", note="with --fp8-format"),
     switch("fp4_param_gather", "precision.recipe.param_gather", JOINT, touches="parameters", note="with --fp4-format"),
     switch("first_last_layers_bf16", "precision.recipe.first_last_bf16", JOINT, touches=_ALL, note="the next two arguments count"),

@@ -19,7 +19,7 @@ from megaplan.spec.models import Spec
 from megaplan.spec.pattern import depth_blocks
 
 GRAPHED = {"attn": "*", "mamba": "M", "mlp": "-", "moe": "E", "moe_router": "", "moe_preprocess": ""}
-"""Operators that a graph of each module holds whole; the router's scratch is not counted."""
+"""Operators that are entirely in a graph of each module; the router's scratch is not counted."""
 
 
 class MegatronRun:
@@ -31,8 +31,8 @@ class MegatronRun:
         letters: The model's letters, one per layer.
         at: Local sizes, and the recipe of linears in low precision.
         depth: Prediction modules.
-        ahead: Operators of one of them.
-        graphed: Letters of operators that run from CUDA graphs, whose scratch is in a pool of their own.
+        ahead: Operators of one prediction module.
+        graphed: Letters of operators that run from CUDA graphs, whose scratch is in their own pool.
     """
 
     def __init__(self, spec: Spec, inventory: Inventory) -> None:
@@ -63,7 +63,7 @@ class MegatronRun:
         return self._varied(own, self.inventory.layers[layer].variant)
 
     def _varied(self, letter: str, variant: Any) -> str:
-        """The letter of an operator; of experts with a skew of their own that skew's, of attention to another layer's choice its own."""
+        """The letter of an operator; experts with their own skew and attention with another layer's choice have separate letters."""
         if variant is None or letter not in VARIED:
             return letter
         if isinstance(variant, AttentionVariant):
@@ -95,7 +95,7 @@ class MegatronRun:
         return found
 
     def _plain(self, letter: str) -> tuple[Setting, str]:
-        """An operator's plain letter, and the sizes it has: without low precision where its letter is of 16 bits."""
+        """An operator's plain letter, and its sizes: without low precision if it is a 16-bit letter."""
         own, skew = plain(letter), self.skew(letter)
         at = self.at if letter.isascii() else self.at._replace(skew=skew, shares=skew is None)
         whole = SIXTEEN_BIT.get(own)
@@ -123,7 +123,7 @@ class MegatronRun:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes that full recompute keeps of a microbatch for a group of layers: their input, or a rank's part of it."""
+        """Bytes that full recompute saves per microbatch for a group of layers: their input, or a rank's part of it."""
         return -(-self.boundary_bytes // self.at.dims.tp) if self.spec.host.distribute_saved_activations else self.boundary_bytes
 
     @property
@@ -150,10 +150,10 @@ class MegatronStage(NamedTuple):
 
     Attributes:
         run: The part that all ranks share.
-        chunks: Letters of its chunks' operators: those of Megatron's hybrid pattern, of ends, and of operators in 16 bits.
+        chunks: Letters of its chunks' operators: of Megatron's hybrid pattern, of embedding and loss, and of operators in 16 bits.
         pp_rank: The pipeline rank.
         data_index: Place among the ranks that share dense state; None for the last.
-        expert_index: Place among those that share experts' state; None for the last.
+        expert_index: Index among the ranks that share experts' state; None for the last.
     """
 
     run: MegatronRun
@@ -178,5 +178,5 @@ class MegatronStage(NamedTuple):
 
 
 def stages_of(run: MegatronRun, layout: Layout, pp_ranks: Sequence[int] | None = None) -> tuple[MegatronStage, ...]:
-    """The pipeline ranks of a layout, the last of their data ranks; `pp_ranks`: some of them, None for all."""
+    """The pipeline ranks of a layout, the last of their data ranks; `pp_ranks`: the pipeline ranks to return, None for all."""
     return tuple([MegatronStage(run, run.chunks(layout, rank), rank) for rank in (range(layout.pp) if pp_ranks is None else pp_ranks)])

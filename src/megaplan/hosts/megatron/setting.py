@@ -33,7 +33,7 @@ class Setting(NamedTuple):
         dims: A rank's local sizes.
         recipe: Recipe of the operator's linears; None for 16 bits.
         skew: A skew of experts that is a layer's own.
-        shares: True for attention to the keys that an earlier layer's indexer chose, and an MLP that reads the norm of the layer before it.
+        shares: True for attention to the keys that an earlier layer's indexer chose, and for an MLP that reads the previous layer's norm.
     """
 
     spec: Spec
@@ -82,10 +82,10 @@ class Setting(NamedTuple):
         """Tensors that every operator keeps: the input of its norm, the norm's results, and the mask of its dropout."""
         dims, latent, hidden = self.dims, letter == "*" and is_latent(self.spec), self.dims.hidden
         if letter == "E" or (latent and "layernorm" in recomputed_modules(self.spec)):
-            output = self.element_bytes * self.stream_tokens * hidden  # the router keeps it as it is; projections do where it is made again
+            output = self.element_bytes * self.stream_tokens * hidden  # the router saves it unchanged; projections do if it is recomputed
         else:  # two projections of latent attention save a copy each in low precision
             output = (2 if latent and self.recipe is not None else 1) * self.input_bytes(self.stream_tokens, hidden)
-        own = 0 if letter == "-" and self.shares else 1  # the norm that an MLP parallel to attention reads is attention's
+        own = 0 if letter == "-" and self.shares else 1  # an MLP parallel to attention reads attention's norm
         return {
             **self.narrow({"norm.input": (own, *dims.residual)}),
             **of_bytes({"norm.output": own * output}),
@@ -117,7 +117,7 @@ def is_latent(spec: Spec) -> bool:
 
 
 def attention_kernel(spec: Spec) -> Literal["flash", "fused", "unfused"]:
-    """The kernel of attention; `auto` is FlashAttention 2 before Hopper, from Hopper on cuDNN's where that can, and none in fp32.
+    """The kernel of attention; `auto` is FlashAttention 2 before Hopper, from Hopper on cuDNN if it supports the case, unfused in fp32.
 
     Source: `get_attention_backend` of `dot_product_attention/utils.py` and `nvte_get_fused_attn_backend`: in training cuDNN has heads of up
     to 128, of 192 with values of 128, and on Hopper of up to 256; on Blackwell it drops no probabilities in deterministic mode.
@@ -156,9 +156,9 @@ def operator_replay(names: Names, away: Names, ops: tuple[Op, ...], *, held: Nam
     Args:
         names: Tensors that it keeps without recompute and offloading.
         away: Storages that recompute makes again, or that are in the host's memory, between forward and backward.
-        ops: Operations of the operator. Tensors that none of them keeps are counted to the operator's end.
+        ops: Operations of the operator. Temporary tensors that no operation saves are counted to the operator's end.
         held: Storages of `away` that are there until the forward has ended.
-        again: A forward of the whole operator that backward begins with.
+        again: The operator's forward, which backward repeats first.
     """
     kept = {name for op in ops for name in op.keeps}
     made = tuple(name for name in COMMON[1:] if name in names)

@@ -24,8 +24,8 @@ def step_of(spec: Spec) -> tuple[Software, Recomputed]:
 def _software(spec: Spec) -> Software:
     """Megatron-Core and Transformer Engine by the keys of `host`.
 
-    Megatron-Core with Transformer Engine, as `host.framework` and `host.release` run it, with the overlap that the host's keys turn on; of
-    Megatron-LM itself the constants are those of MooreThreads/SimuMax's runs.
+    Megatron-Core with Transformer Engine, as `host.framework` and `host.release` run it, with the overlap that the host's keys turn on; the
+    constants of Megatron-LM are from MooreThreads/SimuMax's runs.
     """
     host = spec.host
     flex, unfused = host.dispatcher == "flex", spec.model.attention is not None and attention_kernel(spec) == "unfused"
@@ -61,7 +61,7 @@ def _software(spec: Spec) -> Software:
 
 
 def _framework(host: Host) -> str:
-    """Framework in the step model: Megatron's deterministic kernels and its own modules have constants of their own."""
+    """Framework in the step model: Megatron's deterministic kernels and its own modules have their own constants."""
     if host.deterministic_mode:
         return "megatron-lm-deterministic"
     return "megatron-local" if host.transformer_impl == "local" else host.framework

@@ -112,7 +112,7 @@ def sparse_replay(names: Names, away: Names) -> Replay:
 
 
 def choosing_period(indexer: Indexer, letters: str) -> tuple[int, int] | None:
-    """The period and the offset with which Megatron-Core names the layers that choose: the first ones, then every n-th; None if it cannot.
+    """Period and offset by which Megatron-Core selects the layers that choose keys: the first ones, then every n-th; None if it cannot.
 
     Args:
         indexer: The model's indexer.

@@ -15,14 +15,14 @@ from megaplan.spec.models import Spec
 MEGATRON_RECIPES = {"fp8_delayed": "delayed", "fp8_current": "tensorwise", "fp8_blockwise": "blockwise", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 """Megatron's word for each recipe that it has."""
 NO_RECIPE = "delayed"
-"""The recipe that Megatron-LM's parser gives the optimizer where no fp8 is on; Megatron-Bridge's mixed precisions give it tensorwise."""
+"""The recipe that Megatron-LM's parser gives the optimizer if fp8 is off; Megatron-Bridge's mixed precisions give it tensorwise."""
 
 
 class StateBytes(NamedTuple):
     """Bytes an element of a parameter on the rank that steps it.
 
     Attributes:
-        master: The master copy; of fp32 weights there is none.
+        master: The master copy; fp32 weights have none.
         moments: Both moments under Adam; the one momentum under Muon, Lion and SGD.
         gradient: fp32 copy of a 16-bit gradient, made by the optimizer's step and freed before the next forward.
         unscaled: fp32 copies of states of other types, which Adam's kernel reads and writes during its step.
@@ -40,7 +40,7 @@ def is_single(spec: Spec) -> bool:
 
 
 def optimizer_recipe(spec: Spec) -> str:
-    """Recipe that the optimizer's conditions read: the given one, or that of the linears; 4 bits are not a recipe of fp8."""
+    """Recipe for the optimizer's conditions: the given one, or the linears' one; 4 bits do not count as an fp8 recipe."""
     if spec.host.optimizer_recipe is not None:
         return str(spec.host.optimizer_recipe)
     recipe = spec.precision.recipe
@@ -48,7 +48,7 @@ def optimizer_recipe(spec: Spec) -> str:
 
 
 def adam_holds_masters(spec: Spec) -> bool:
-    """True if Adam's kernel holds masters and reads gradients as they are: `use_precision_aware_optimizer_no_fp8_or_ds_fp8`."""
+    """True if Adam's kernel holds masters and reads unconverted gradients: `use_precision_aware_optimizer_no_fp8_or_ds_fp8`."""
     if not spec.host.precision_aware_optimizer:
         return False
     return spec.precision.master is not DType.FP32 or optimizer_recipe(spec) == NO_RECIPE or spec.host.optimizer_offload is not None
@@ -78,8 +78,8 @@ def adam_bytes(spec: Spec) -> StateBytes:
 def masters_stay(spec: Spec) -> bool:
     """True if masters and gradients' copies are on the device whatever is offloaded: the optimizer on the host steps copies of masters.
 
-    The precision-aware optimizer has none of its own on the device. Source: `HybridDeviceOptimizer` of
-    `megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py`, which clones what `DistributedOptimizer` gives it to step.
+    The precision-aware optimizer has no master on the device. Source: `HybridDeviceOptimizer` of
+    `megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py`, which clones the parameters that `DistributedOptimizer` passes to it.
     """
     return not spec.host.precision_aware_optimizer
 
@@ -98,7 +98,7 @@ def state_dtypes(spec: Spec) -> tuple[DType, ...]:
 
 
 def _unscaled_bytes(spec: Spec) -> int:
-    """fp32 copies of moments; two moments in bf16 are read as they are."""
+    """fp32 copies of moments; two moments in bf16 are read directly."""
     types = state_dtypes(spec)
     return 0 if types == (DType.BF16, DType.BF16) else sum(4 for each in types if each is not DType.FP32)
 
@@ -135,7 +135,7 @@ def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _layout_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Settings without a buffer in which Muon's matrices are whole."""
+    """Settings without a buffer layout that keeps Muon's matrices unsharded."""
     recipe, moe = spec.precision.recipe, spec.model.moe
     for given, said in (
         (spec.optimizer.matrix != "muon", f"optimizer.matrix = {spec.optimizer.matrix}: the layout is of Muon's matrices"),
@@ -160,7 +160,7 @@ def _one_moment_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
 
 
 def _gathered_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
-    """Weights that are stored in low precision: Adam's kernel has no shard of them but under delayed scaling."""
+    """Weights stored in low precision: Adam's kernel has a shard of them only under delayed scaling."""
     recipe, host = spec.precision.recipe, spec.host
     if recipe is None or not recipe.param_gather:
         return

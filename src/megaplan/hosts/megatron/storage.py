@@ -41,7 +41,7 @@ def parameters(stage: MegatronStage) -> Parameters:
     for place in range(min(copies, 1) if spec.model.tie_embeddings else copies):
         of_head = LOSS in letters and place == 0 and recipe is not None and recipe.head
         found.add(rows * hidden, Rule.VOCABULARY, low=(rows, hidden) if of_head else None)
-    if LOSS in letters:  # the head's weight gradient has a dummy like any linear's
+    if LOSS in letters:  # the head's weight gradient has a dummy, like every linear's
         found.shapes.add((rows, hidden))
     for letter in letters:
         if letter == EMBEDDING:
@@ -111,7 +111,7 @@ def _gradient_bytes(stage: MegatronStage) -> int:
 
 
 def _stored_bytes(run: MegatronRun, found: Parameters, *, experts: bool) -> int:
-    """Bytes of routed experts, or of everything else, as they are stored, whole."""
+    """Bytes of routed experts, or of everything else, as stored, before sharding."""
     return sum([number * stored_bytes(run, one) for one, number in found.counts.items() if one.rule.is_expert is experts])
 
 
@@ -121,7 +121,7 @@ def is_fsdp(stage: MegatronStage) -> bool:
 
 
 def stored_bytes(run: MegatronRun, tensor: Tensor) -> int:
-    """Bytes of a parameter on its rank: those of its dtype, or a weight's own copies in low precision where those are what is stored."""
+    """Bytes of a parameter on its rank: in its dtype, or of a weight's low-precision copies if only these are stored."""
     given, recipe = run.spec.precision.recipe, run.at.recipe
     if given is None or recipe is None or not given.param_gather or tensor.low is None:
         return run.at.element_bytes * tensor.elements
@@ -139,10 +139,10 @@ class Gathered(NamedTuple):
 def gathered_bytes(stage: MegatronStage, found: Parameters) -> Gathered:
     """Bytes that Megatron-FSDP has unsharded: parameters at the loss; parameters and gradients when backward reaches the first layer.
 
-    A layer is a unit; parameters outside layers stay gathered. The final norm's gather also fetches the layers from the first on, until
-    they hold 500 million elements; forward released them, and only their own backward does so again. Gradients wait whole for their
-    reduction until they hold 1,000 million elements, or two layers of the mean size, in the dtype in which they are reduced. Double
-    buffers, of parameters and of gradients, are never released.
+    A layer is a unit; parameters outside layers stay gathered. The final norm's gather also fetches the first layers, up to 500 million
+    elements, which forward had released; only their own backward releases them again. Unsharded gradients wait for their reduction until
+    they have 1,000 million elements, or two layers of the mean size, in the dtype in which they are reduced. Double buffers, of parameters
+    and of gradients, are never released.
 
     Source: `suggested_communication_unit_size` in `megatron_fsdp.py`, `all_gather_params`,
     `wait_for_previous_grad_reduce` and `FixedPoolAllocator` of `param_and_grad_buffer.py`.
@@ -165,14 +165,14 @@ def gathered_bytes(stage: MegatronStage, found: Parameters) -> Gathered:
 
 
 class _Unit(NamedTuple):
-    """A layer that Megatron-FSDP gathers and reduces as one: elements on a rank, and bytes of what is gathered."""
+    """A layer, which Megatron-FSDP gathers and reduces as a unit: elements on a rank, and gathered bytes."""
 
     elements: int
     stored_bytes: int
 
 
 def _units(stage: MegatronStage) -> list[_Unit]:
-    """The layers in order, then those of the prediction modules: of a GPTModel two operators, of a HybridModel one."""
+    """The layers in order, then the prediction modules' layers: two operators each in a GPTModel, one in a HybridModel."""
     run, depth, width = stage.run, stage.letters.count(MTP), stage.spec.host.block_layers
     letters = operators(stage.letters) + run.ahead * (min(depth, 1) if stage.spec.host.mtp_repeated else depth)
     of_letter = {
@@ -188,10 +188,10 @@ def _units(stage: MegatronStage) -> list[_Unit]:
 
 
 def _double_buffered(host: Host, units: list[_Unit], root: int, gradient_bytes: int) -> tuple[int, int]:
-    """Bytes of buffers that stay, and of those that the first layer has for its backward alone; `root` elements are outside layers.
+    """Bytes of buffers that stay, and of those that exist only during the first layer's backward; `root` elements are outside layers.
 
-    Two buffers are of the most numerous layers of one size, or of the largest layer and serve all. What they do not serve has memory of its
-    own while it runs, or buffers that stay as well.
+    Two buffers are of the most numerous layers of one size, or of the largest layer and serve all. Layers that they do not serve have
+    separate memory while they run, or also buffers that stay.
 
     Source: `FixedPoolAllocator` and `MaxPoolAllocator` of `param_and_grad_buffer.py`.
     """
@@ -223,7 +223,7 @@ def gradient_copies_bytes(stage: MegatronStage, found: Parameters) -> int:
 
 
 def unscaled_bytes(stage: MegatronStage, found: Parameters) -> int:
-    """fp32 copies of states that Adam's kernel makes and frees; experts have an optimizer of their own, which steps after the other."""
+    """fp32 copies of states that Adam's kernel makes and frees; experts have a separate optimizer, which steps second."""
     if uses_muon(stage.spec):
         return 0
     each = adam_bytes(stage.spec).unscaled
@@ -245,8 +245,8 @@ def offloaded_state_bytes(stage: MegatronStage, found: Parameters) -> HostBytes:
 def optimizer_state(stage: MegatronStage, found: Parameters) -> State:
     """Under Muon a master and one momentum of each of its matrices, under Adam a master and two moments.
 
-    Adam's distributed optimizer shards evenly. Muon's gives whole tensors to data ranks: those of its buffer's layout, or all tensors,
-    sorted by size, there and back.
+    Adam's distributed optimizer shards evenly. Muon assigns unsharded tensors to data ranks: by its buffer's layout, or sorted by size in
+    alternating order.
     """
     adam, kinds = adam_bytes(stage.spec), _kinds(stage)
     if not uses_muon(stage.spec):
@@ -293,7 +293,7 @@ def _arranged(stage: MegatronStage, found: Parameters, ranks: int, *, experts: b
 
 
 def padding_elements(stage: MegatronStage, found: Parameters) -> tuple[int, int]:
-    """Elements of padding in the buffers of Muon's matrices: of dense ones, and of experts' where these have data ranks of their own."""
+    """Elements of padding in the buffers of Muon's matrices: of dense ones, and of experts' where these have their own data ranks."""
     if not stage.spec.host.layer_wise_layout:
         return 0, 0
     layouts = _layouts(stage, found)
@@ -302,7 +302,7 @@ def padding_elements(stage: MegatronStage, found: Parameters) -> tuple[int, int]
 
 
 def _layouts(stage: MegatronStage, found: Parameters) -> dict[bool, list[Layout]]:
-    """Buffers of each model chunk by kind: of dense matrices, and of experts' where these have data ranks of their own.
+    """Buffers of each model chunk by kind: of dense matrices, and of experts' where these have their own data ranks.
 
     Reductions of the first stage's first chunk alone overlap its backward by buckets.
     """
@@ -340,12 +340,12 @@ def _kinds(stage: MegatronStage) -> tuple[tuple[bool, int], tuple[bool, int]]:
 
 
 def _here(stage: MegatronStage, size: int) -> int:
-    """Bytes of state that are on the device, where a fraction of it is on the host."""
+    """Bytes of state on the device if a fraction of it is on the host."""
     return size - int(size * (stage.spec.host.optimizer_offload or 0))
 
 
 def _copied(stage: MegatronStage, size: int) -> int:
-    """Bytes on the device of what the host may have a copy of: masters, and fp32 copies of gradients."""
+    """Bytes on the device of state that the host may have instead: masters, and fp32 copies of gradients."""
     return size if masters_stay(stage.spec) else _here(stage, size)
 
 

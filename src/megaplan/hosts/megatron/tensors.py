@@ -91,7 +91,7 @@ class Parameters:
             self.counts[tensor] += 1
 
     def join(self, other: Parameters) -> None:
-        """Add all of another operator's."""
+        """Add all tensors of another operator."""
         self.tensors += other.tensors
         for tensor, number in other.counts.items():
             self.counts[tensor] += number
@@ -169,12 +169,12 @@ def _module_of(name: str) -> tuple[str, bool]:
 
 
 def _first_layer(inventory: Inventory, family: str, *, shares: bool) -> Block | None:
-    """The first layer of a family; `shares`: of those that read an earlier layer's choice of keys or norm, or of everything else."""
+    """The first layer of a family; `shares`: operators that read an earlier layer's choice of keys or norm, or all others."""
     return next((block for block in inventory.layers if block.family == family and _shares(block) is shares), None)
 
 
 def _shares(block: Block) -> bool:
-    """True for attention to the keys that an earlier layer's indexer chose, and for an MLP without a norm of its own."""
+    """True for attention to the keys that an earlier layer's indexer chose, and for an MLP without its own norm."""
     if block.family == "D":
         return block.tensors[0].name != "norm.weight"
     return isinstance(block.variant, AttentionVariant) and block.variant.shares

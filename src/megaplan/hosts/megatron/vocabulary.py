@@ -30,7 +30,7 @@ def other_fsdp(value_of: Callable[[str], Any]) -> list[str]:
     """Differences of Megatron-FSDP's own arguments from the priced setting: all is sharded, with fp32 masters.
 
     Args:
-        value_of: An argument's value, or None where it is absent.
+        value_of: An argument's value, or None if absent.
     """
     found = ((row, value_of(row.name)) for row in FSDP)
     given = ((row, row.default if value is None else value) for row, value in found)

@@ -16,7 +16,7 @@ SMALL_KIB = 8_320
 Source: `parseChosenWorkspaceSize` of `aten/src/ATen/cuda/CublasHandlePool.cpp`, before and after it names Blackwell and Hopper.
 """
 BLACKWELL_LARGE = "2026-05"
-"""The month of NVIDIA's first image whose torch gives Blackwell what it gives Hopper. Earlier ones give it what Ampere has."""
+"""The month of NVIDIA's first image whose torch gives Blackwell Hopper's size. Earlier releases give it Ampere's size."""
 CONNECTION_BYTES = 12 * KIB * KIB
 """A channel between two ranks has these on each: a receive buffer and a send buffer."""
 MOST_CHANNELS, PEERS_A_ROUND = 32, 8
@@ -64,12 +64,12 @@ def hybrid_ep_bytes(at: Setting, domain: int) -> int:
 def all_to_all_bytes(at: Setting, device: Device) -> int:
     """Bytes that NCCL takes from the driver for the experts' all-to-all over NVLink; 0 under another dispatcher.
 
-    The first all-to-all connects a rank with all peers of its experts, on channels of their own. A connection has a send buffer of 2 MiB,
-    and a receive buffer of 10 MiB: those of NCCL's three protocols, 4 MiB, 4.7 MiB and 512 KiB, in pages of 2 MiB. Peers that are reached
+    The first all-to-all connects a rank with all peers of its experts, on their own channels. A connection has a send buffer of 2 MiB,
+    and a receive buffer of 10 MiB: for NCCL's three protocols 4 MiB, 4.7 MiB and 512 KiB, in pages of 2 MiB. Peers that are reached
     over a network share buffers, which are in the device's own item of NCCL.
 
-    Channels to a peer are two for each of a device's links, at most 32. If experts span several NVLink domains, they are as many as a
-    network adapter needs, halved until the channels of all peers' rounds are at most 32.
+    Channels to a peer are two for each of a device's links, at most 32. If experts span several NVLink domains, it is the number that a
+    network adapter needs, halved until all peers' channels of a round are at most 32.
 
     Source: `p2pSendSetup` and `p2pRecvSetup` of `src/transport/p2p.cc`, `ncclTopoGetNchannels` and `ncclTopoComputeP2pChannels` of
     `src/graph/paths.cc`, NCCL 2.30. Published: 23.6 GiB with 64 ranks in one domain (Megatron-LM, issue 6392), allocations of 10 and of

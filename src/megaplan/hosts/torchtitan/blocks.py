@@ -1,4 +1,4 @@
-"""Transformer blocks: an A layer and the D or E layer after it, which torchtitan shards, checkpoints and compiles together."""
+"""Transformer blocks: an A layer and the following D or E layer, which torchtitan shards, checkpoints and compiles together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megaplan.layout.ranks import Slot
 ATTENTION, MLP = "attention.", "mlp."
 """Prefixes of the names of each half's tensors and storages."""
 PAIR = "AD"
-"""The letters of a block, and the family of a joined one, whether it has an MLP or experts."""
+"""The letters of a block, and the family of a joined block, with an MLP or experts."""
 PAIRS = PAIR, "AE"
 SIZE = len(PAIR)
 
@@ -42,5 +42,5 @@ def in_blocks(slot: Slot) -> Slot:
 
 
 def _named(prefix: str, block: Block) -> tuple[ParamTensor, ...]:
-    """A half's tensors; the bank of experts is not the runtime's, whose reduction is a point of its own."""
+    """A half's tensors; its expert bank is not reduced at a separate point, as megarun's is."""
     return tuple(tensor._replace(name=prefix + tensor.name.replace("experts.", "routed_experts.")) for tensor in block.tensors)

@@ -21,7 +21,7 @@ from megaplan.families.moe.program import ExpertMesh, received_rows
 from megaplan.families.moe.section import MixtureOfExperts
 
 GROUPED, ROUTER = "mlp.routed_experts.", "mlp.router"
-"""Products that selective checkpointing does not count: grouped ones, and the router's, which it always runs again."""
+"""Products that selective checkpointing does not count: grouped ones, and the router's, which it always recomputes."""
 INDEX_BYTES = 8
 
 
@@ -89,7 +89,7 @@ def _gated(name: str, reads: str, made: str, weights: str, suffix: str, *, compi
 
 
 def expert_shapes(dims: Dims, moe: MixtureOfExperts) -> Shapes:
-    """Storages of the experts' half of a block, without those that a dense MLP has, too."""
+    """Storages of the experts' half of a block that a dense MLP does not have."""
     tokens = dims.batch * dims.tokens
     sent, arrived = tokens * moe.top_k, received_rows(moe, tokens, ExpertMesh(dims.ep, 1))
     inner = dict.fromkeys(("experts.gate", "experts.silu", "experts.up", "experts.product"), (arrived, moe.ffn_hidden_size))

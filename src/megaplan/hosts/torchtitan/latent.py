@@ -1,7 +1,7 @@
 """Latent attention of a transformer block, as torchtitan's DeepSeek-V3 runs it.
 
-Queries and keys are joined of a part without position and a rotated one, each into a copy. Values are a view of the up-projection, so that
-attention keeps all of it.
+Queries and keys are concatenations of a part without position and a rotated part, each a copy. Values are a view of the up-projection's
+output, so attention saves all of it.
 
 Source: torchtitan/models/deepseek_v3/model.py at b5bcd76c.
 """
@@ -43,7 +43,7 @@ def latent_ops(middle: str, *, low_rank: bool, compiled: bool) -> tuple[Op, ...]
 
 
 def latent_shapes(dims: Dims, attention: LatentAttention) -> Shapes:
-    """Storages of the attention's half of a block, without those of every block."""
+    """Storages of the attention's half of a block, without the common ones."""
     heads, rope, wide, own = attention.num_heads, attention.qk_rope_head_dim, dims.wide, dims.residual[:2]
     key, value = head_widths(attention)
     low, latent = attention.q_lora_rank or 0, attention.kv_lora_rank

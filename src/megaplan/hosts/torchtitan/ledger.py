@@ -52,7 +52,7 @@ def sums_in_place(spec: Spec) -> bool:
 
 
 def block_variants(spec: Spec, blocks: Inventory) -> dict[str, BlockVariant]:
-    """The variant of each block, by its name among transformer blocks; `head` is included for a tied head too."""
+    """The variant of each transformer block, by its name; `head` is included for a tied head too."""
     made: dict[str, BlockVariant] = {}
     for index, (name, block) in enumerate(zip(layer_names(len(blocks.layers)), blocks.layers, strict=True)):
         made[name] = id(block), _rotates(spec, index), policy_of(spec, index)
@@ -82,7 +82,7 @@ def block_bytes(spec: Spec, dims: Dims, name: str, block: Block, *, kept_gather_
 
 
 def block_ledger(spec: Spec, name: str, block: Block) -> BlockLedger:
-    """Kept and temporary tensors of one block per microbatch, on a rank that holds it; by its name among transformer blocks."""
+    """Saved and temporary tensors of each transformer block per microbatch, on its rank, by the block's name."""
     shapes = {tensor.name: tensor.local_shape(spec.mesh.tp, spec.mesh.ep, spec.mesh.etp) for tensor in block.tensors}
     gradients = storages(spec.precision.params.of_products, Column.GRADIENTS, shapes)
     return ledger(block_bytes(spec, local_dims(spec), name, block), gradients, in_place=sums_in_place(spec))

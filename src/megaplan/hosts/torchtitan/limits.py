@@ -21,7 +21,7 @@ from megaplan.spec.settings import VALUES_ALONE, given_options
 RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
 """torchao's name of each recipe that is priced."""
 OTHER_HOST = "host: {name: megarun}"
-"""Fix of a degree or recipe that megarun has for the same model, so that the job stays what it is."""
+"""Fix for a degree or recipe that only megarun has: the host, so that the job does not change."""
 NAMES = {"params": "mixed_precision_param", "reduce": "mixed_precision_reduce", "master": "dtype"}
 """torchtitan's keys of the dtypes that a job states."""
 
@@ -98,13 +98,17 @@ def _unsharded(spec: Spec, letters: str) -> Iterator[Limit]:
     if what is None:
         return
     if spec.mesh.etp > 1:
-        yield Limit("mesh.etp", f"mesh.etp = {spec.mesh.etp}: torchtitan's experts are whole on their ranks", OTHER_HOST)
+        yield Limit("mesh.etp", f"mesh.etp = {spec.mesh.etp}: torchtitan does not shard the width of an expert", OTHER_HOST)
     if spec.mesh.tp > 1:
-        yield Limit("mesh.tp", f"mesh.tp = {spec.mesh.tp} with {what}: what tensor parallelism keeps of them is not priced", OTHER_HOST)
+        yield Limit(
+            "mesh.tp",
+            f"mesh.tp = {spec.mesh.tp} with {what}: the tensors that they save under tensor parallelism are not priced",
+            OTHER_HOST,
+        )
     if spec.mesh.cp > 1 and isinstance(spec.model.attention, LatentAttention):
         yield Limit("mesh.cp", f"mesh.cp = {spec.mesh.cp} with latent attention: its ring of keys and values is not priced", OTHER_HOST)
     if spec.precision.recipe is not None:
-        yield Limit("precision.recipe", f"precision.recipe with {what}: which of their products have eight bits is not priced", OTHER_HOST)
+        yield Limit("precision.recipe", f"precision.recipe with {what}: their products in eight bits are not priced", OTHER_HOST)
 
 
 def _mesh(spec: Spec) -> Iterator[Limit]:
@@ -162,7 +166,7 @@ def _policies(spec: Spec) -> Iterator[Limit]:
         yield Limit("optimizer.matrix", detail, "matrix: adamw")
     if spec.recompute.blocks:
         given = ", ".join(f"{letter}: {policy}" for letter, policy in spec.recompute.blocks.items())
-        yield Limit("recompute.blocks", f"recompute.blocks = {{{given}}}: torchtitan checkpoints whole blocks", "blocks: {}")
+        yield Limit("recompute.blocks", f"recompute.blocks = {{{given}}}: torchtitan checkpoints all blocks by one policy", "blocks: {}")
     if spec.schedule.steps_per_update > 1:
         detail = f"schedule.steps_per_update = {spec.schedule.steps_per_update}: gradients over several schedule steps are not priced"
         yield Limit("schedule.steps_per_update", detail, "steps_per_update: 1")

@@ -4,7 +4,7 @@ Eager, silu and the following product keep three tensors, and rotary embeddings 
 operations run again in backward. Under TP a separate operation gathers the normed input, and the linears keep the gathered tensor.
 Selective checkpointing saves attention, reduce-scatters and every other product, counted from the block's first, and runs everything else
 again; in eager mode the saved tensors are kept even if backward does not read them. With `host.checkpoints: halves` attention and MLP are
-checkpoints of their own, each with its own count: eager attention runs again as a whole, and what is between the halves is kept.
+separate checkpoints, each with its own count: eager attention runs again as a whole, and what is between the halves is kept.
 
 Source: torchtitan/models/llama3/model.py, models/common/{attention,feed_forward,rope}.py, distributed/activation_checkpoint.py;
 `_apply_op_sac_to_transformer_block_with_flex` of the last at 0cfbd0b3 (October 2025) for the halves.
@@ -35,7 +35,7 @@ MIDDLE = "h"
 
 
 LAST = "mlp.residual"
-"""The last operation: its result is the next block's input, so that no compiled code runs it again."""
+"""The last operation, whose result is the next block's input: compiled code does not recompute it."""
 BETWEEN = frozenset({"attention.norm", "attention.residual", "mlp.norm", LAST})
 """Operations outside the checkpoints of the halves."""
 
@@ -72,7 +72,7 @@ class BlockKey(NamedTuple):
 
 @cache
 def block_replay(key: BlockKey, policy: RecomputePolicy) -> Replay:
-    """The replay of a block under a checkpoint policy; selective is torchtitan's per-operation one."""
+    """The replay of a block under a checkpoint policy; selective is torchtitan's per-operation policy."""
     ops = _operations(key)
     if policy == "full":
         return replay(ops, region=frozenset(op.name for op in ops))
@@ -85,7 +85,7 @@ def block_replay(key: BlockKey, policy: RecomputePolicy) -> Replay:
 def _selective(key: BlockKey, ops: tuple[Op, ...]) -> Replay:
     """The replay of a block whose checkpoint, or each of two, saves some of its operations."""
     parts = _halves(ops) if key.halves and (key.experts is not None or not key.compiled) else (ops,)
-    selective = parts[-1:] if not key.compiled else parts  # eager attention of its own is checkpointed as a whole
+    selective = parts[-1:] if not key.compiled else parts  # eager attention in its own checkpoint runs again as a whole
     saved = frozenset(name for part in selective for name in saved_operations(part, keeps_choices=not key.halves))
     if not key.compiled:
         ops = tuple(op._replace(keeps=(*op.keeps, *op.makes[:1])) if op.name in saved else op for op in ops)

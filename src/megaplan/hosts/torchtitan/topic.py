@@ -10,12 +10,12 @@ TOPIC = (
     "Gathered parameters: 2 bytes each, 1 with float8 gathers: of one transformer block while it runs, of norm and head throughout; "
     "of all blocks without sharding.reshard_after_forward, as in pipelines by default. host.fsdp_ends: root keeps the embedding too, "
     "and the last block while head and loss run.",
-    "Pools: FSDP2 allocates the outputs of reductions and of all-gathers on streams of their own, and torch's allocator gives a "
-    "stream's memory to no other. So gradient shards, which zero_grad frees, and two gathers' outputs count all through a step.",
-    "A pipeline accumulates whole gradients in the reduction's dtype, 4 bytes a parameter of the stage in fp32, to its last microbatch.",
+    "Pools: FSDP2 allocates the outputs of reductions and of all-gathers on their own streams, and torch's allocator never "
+    "gives memory of one stream to another. So gradient shards, which zero_grad frees, and two gathers' outputs count all through a step.",
+    "A pipeline accumulates unsharded gradients in the reduction's dtype until its last microbatch: in fp32 4 bytes per parameter.",
     "Blocks keep, of each microbatch: recompute full, the input; selective, also attention and the first, third, fifth and seventh "
-    "product, eager even those that backward never reads; none, all that autograd saves, compiled without what is cheap to make again.",
-    "host.checkpoints: halves, selective: of eager attention what enters and leaves it; the products of MLP or experts by their own count.",
+    "product, eager even those that backward never reads; none, all that autograd saves; compiled code recomputes cheap tensors instead.",
+    "host.checkpoints: halves, selective: of eager attention its input and output; the products of MLP or experts by their own count.",
     "Experts, with k rows per token and R rows on the rank: eager keeps the router's input and the experts' outputs in fp32, 4 bytes each, "
     "and of the rows their inputs and three inner tensors, 2 bytes each; recompute selective keeps what both all-to-alls brought. Experts "
     "that a group of their own reduces before their block has ended count until then.",

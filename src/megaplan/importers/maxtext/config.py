@@ -1,6 +1,6 @@
 """`MaxTextConfig`: files and arguments of a MaxText run while they are read.
 
-A later file or argument replaces the values of earlier ones, and all of them replace those of the file of the model, as in `pyconfig.py`.
+Later files and arguments override earlier ones, and all override the model's own file, as in `pyconfig.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BASE = "base.yml"
 _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "a text", list: "a list"}
 _MOST_SCALE = 2**20
 WHOLE = 300
-"""Keys from which on a file is base.yml as a whole, so that most of its keys are none of this import's."""
+"""Number of keys from which a file counts as a complete base.yml, so that unknown keys are expected."""
 
 
 class MaxTextConfig(ProgramConfig):
@@ -56,7 +56,7 @@ class MaxTextConfig(ProgramConfig):
             policy: Policy for keys that the importer does not know.
 
         Raises:
-            MegaplanError: MP916, a file is none of MaxText's; errors of reading a file.
+            MegaplanError: MP916: a file is not MaxText's. Also errors of reading a file.
         """
         super().__init__("arguments", policy)
         self.settings: list[str] = []
@@ -102,7 +102,7 @@ class MaxTextConfig(ProgramConfig):
     def _say_base(self) -> None:
         """Says that a script which names base.yml alone has the model of that file, and refuses other inputs without a model."""
         if self._starts_base and not self._others:
-            self.say(f"no model_name and no sizes: the model is that of {BASE} itself, of {OF_MODEL['base_num_decoder_layers']} layers")
+            self.say(f"no model_name and no sizes: the model is the default of {BASE}, with {OF_MODEL['base_num_decoder_layers']} layers")
             return
         detail = f"neither model_name nor a size of a model; {len(models())} models are known by name"
         if self._others:
@@ -130,7 +130,7 @@ class MaxTextConfig(ProgramConfig):
         return dict(found)
 
     def _scale_sizes(self) -> None:
-        """Multiplies the model's sizes by powers of two, in turn heads and inner width, the stream's width, and the number of layers.
+        """Multiplies the model's sizes by powers of two, alternately heads and inner width, the stream's width, and the number of layers.
 
         Source: `get_individual_scales` of `src/maxtext/configs/types.py`, AI-Hypercomputer/maxtext.
         """
@@ -148,7 +148,7 @@ class MaxTextConfig(ProgramConfig):
                 self.values[key] = size << power
 
     def _of_own_file(self, name: str) -> dict[str, Any]:
-        """Keys of the model's own file in MaxText's folder of models next to a file that is read; empty if there is none."""
+        """Keys of the model's own file, in MaxText's folder of models near the read file; empty if there is none."""
         path = next((folder / f"{name}.yml" for folder in self._folders if os.path.isfile(folder / f"{name}.yml")), None)
         held = yaml.safe_load(read_text(str(path))) if path is not None and "/" not in name else {}
         if not isinstance(held, dict):
@@ -213,7 +213,7 @@ class MaxTextConfig(ProgramConfig):
         return super().whole(key, least)
 
     def choice(self, key: str, choices: Mapping[str, Any]) -> Any:
-        """The value that one of some words means; a truth value or a number is the word of it."""
+        """The value for one of some words; a truth value or a number is first converted to its word."""
         found = str(self.value(key))
         if found not in choices:
             self.wrong(key, " or ".join(each or '""' for each in choices))
@@ -251,7 +251,7 @@ def _of_type(value: Any, default: Any) -> bool:
 
 
 def _keys_of(text: str, name: str) -> dict[str, Any]:
-    """Keys of YAML, and of a job of Primus those of its files, too; none of a script."""
+    """Keys of YAML, for a job of Primus also of its files; empty for a script."""
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -1,4 +1,4 @@
-"""Keys of a MaxText configuration: those that are read, with the defaults of base.yml, and those of which one value is priced.
+"""Keys of a MaxText configuration: keys that are read, with the defaults of base.yml, and keys with only one priced value.
 
 Source: `src/maxtext/configs/base.yml`, AI-Hypercomputer/maxtext at e591f30c.
 """

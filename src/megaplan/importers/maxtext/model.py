@@ -36,7 +36,7 @@ PAIRED = {"gemma2": 2}
 CYCLES = {"gemma3": 6, "gemma2": 2}
 """Layers of one iteration of the scan, of blocks for which no key says it."""
 CYCLED = ("gpt_oss", "llama4", "olmo3", "qwen3_next", "qwen3_5")
-"""Blocks for which `inhomogeneous_layer_cycle_interval` says it; others have one."""
+"""Blocks whose number of layers per cycle is `inhomogeneous_layer_cycle_interval`; others have one."""
 OWN_NAMES = "gpt2"
 """Type of a configuration whose fields have other names."""
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "sigmoid": "silu"}
@@ -58,7 +58,7 @@ def section_of(given: Given) -> dict[str, Any]:
 
     Raises:
         KeyError: No such decoder block is known.
-        MegaplanError: A value is none of the model's.
+        MegaplanError: The model does not allow a value.
     """
     family, fields = BLOCKS[given["decoder_block"]]
     if family == "deepseek_v3":
@@ -280,4 +280,4 @@ BLOCKS: dict[str, tuple[str, Fields]] = {
         "full_attention" if (layer + 1) % given["inhomogeneous_layer_cycle_interval"] == 0 else "sliding_attention"
         for layer in range(given["base_num_decoder_layers"])]}),
 }  # fmt: skip
-"""Type of the transformers configuration and its further fields, by decoder block; those of other blocks are not priced."""
+"""Type of the transformers configuration and its further fields, by decoder block; other blocks are not priced."""

@@ -24,7 +24,7 @@ _PROGRAM = re.compile(r"""\bpython3? +(?:-[mu] +)*["']?([\w./-]*(?:[Mm]ax[Tt]ext
 XPK = {SLICE: re.compile(r"--(?:device|tpu)[-_]type[= ]([\w-]+)"), SLICES: re.compile(r"--num[-_]slices[= ](\d+)")}
 """Options of the launcher that say the slice."""
 _RUNNER = re.compile(r"""\bpython3? +(?:-[mu] +)*["']?([\w./-]*benchmark_runner)\b""")
-"""A program of MaxText that starts runs of a list of its own."""
+"""A program of MaxText that starts runs from a list in its code."""
 _OTHER_PROGRAMS = {
     r"decode|inference|maxengine": "inference",
     r"ckpt|chkpt|checkpoint|convert|orbax|to_maxtext|to_huggingface": "the conversion of a checkpoint",
@@ -46,7 +46,7 @@ def words(text: str) -> Iterator[tuple[str, Any]]:
 
 
 def number_of(value: Any) -> Any:
-    """A text such as 1e-6 or 1_000, which YAML 1.1 or 1.2 takes for no number, as the number."""
+    """The number of a text such as 1e-6 or 1_000, which YAML 1.1 or 1.2 does not read as a number."""
     if not isinstance(value, str) or not re.fullmatch(r"\d+(\.\d+)?[eE][-+]?\d+|\d{1,3}(_\d{3}){1,5}", value):
         return value
     return int(value) if "_" in value else float(value)
@@ -55,8 +55,8 @@ def number_of(value: Any) -> Any:
 def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
     """The arguments of a script, whether they are a command's, and a sentence about which of its commands is read.
 
-    Of several commands that train it is one whose variables are set, with most arguments, the last of those; without any all arguments of
-    the text count, unless its programs do something else.
+    Of several training commands, one whose variables are set and with the most arguments is taken, of equal ones the last. Without any, all
+    arguments of the text count, unless its programs do something else.
 
     Raises:
         MegaplanError: MP926, no command trains one model.
@@ -69,7 +69,7 @@ def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
         _refuse_other(plain, text, name)
         return dict(words(whole)), False, ""
     read = max(reversed(commands), key=lambda each: (not any("$" in str(value) for value in each.values()), len(each)))
-    others = f"{len(commands)} commands train, and the last of those with most arguments is read" if len(commands) > 1 else ""
+    others = f"{len(commands)} commands train; the one with the most arguments is read, of equal ones the last" if len(commands) > 1 else ""
     return read, True, others
 
 
@@ -85,6 +85,6 @@ def _refuse_other(plain: str, text: str, name: str) -> None:
     for program in (match[1] for match in _PROGRAM.finditer(plain)):
         what = next((what for part, what in _OTHER_PROGRAMS.items() if re.search(part, program, re.IGNORECASE)), None)
         if what is not None:
-            detail = f"{name} starts {program}, {what}, but a spec describes the training of a decoder of text"
+            detail = f"{name} starts {program}: {what}; a spec describes the training of a decoder of text"
             at = Location(name, text.count("\n", 0, text.index(program)) + 1)
             raise MegaplanError([diagnostic("MP926", detail, at, ("megaplan import maxtext TRAINING.sh",))])

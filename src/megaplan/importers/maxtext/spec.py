@@ -32,13 +32,13 @@ KINDS = {"v5p": ("tpu-v5p", 1, 2), "v6e": ("tpu-v6e", 1, 1), "tpu7x": ("tpu-v7",
 PER_NODE = {"tpu-v5p": 4, "tpu-v6e": 8, "tpu-v7": 8, "h100-sxm": 8}
 """Devices of a host machine."""
 ASSUMED = {"tpu": "tpu-v5p", "gpu": "h100-sxm", "gpu_multiprocess": "h100-sxm"}
-"""Device by `hardware`, where no topology is named."""
+"""Device by `hardware`, if no topology is named."""
 ASSUMED_COUNT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Devices of a run: their type, those of a slice, the number of slices, and true if the inputs say so."""
+    """Devices of a run: type, number per slice, number of slices, and true if the inputs state them."""
 
     device: str
     size: int
@@ -52,9 +52,9 @@ def import_maxtext(
     """The spec of a run.
 
     Args:
-        inputs: Files of MaxText, scripts, and `key=value` arguments, a later one over an earlier one.
+        inputs: Files of MaxText, scripts, and `key=value` arguments; later ones override earlier ones.
         overrides: `KEY=VALUE` texts, keys of the spec.
-        devices: Devices of the run, all slices together, where a degree is -1 and no topology is named.
+        devices: Devices of the run in all slices, needed if a degree is -1 and no topology is named.
         policy: Policy for keys that the importer does not know.
 
     Raises:
@@ -157,7 +157,7 @@ def _model(config: MaxTextConfig) -> dict[str, Any]:
 
 
 def _degrees(config: MaxTextConfig, kind: str, size: int) -> dict[str, int]:
-    """Degree of each axis; one of them may be -1, for what is left of so many devices or slices."""
+    """Degree of each axis; -1, allowed once, means the remaining devices or slices."""
     keys = {axis: f"{kind}_{axis}_parallelism" for axis in AXES}
     found = {axis: config.whole(key, -1) for axis, key in keys.items()}
     open_axes = [axis for axis, degree in found.items() if degree < 1]
@@ -170,7 +170,7 @@ def _degrees(config: MaxTextConfig, kind: str, size: int) -> dict[str, int]:
 
 
 def _check_slices(config: MaxTextConfig, both: dict[str, int], across: dict[str, int], count: int) -> None:
-    """Refuses axes over slices other than those that a spec's ranks have: stages first, then copies, then shards."""
+    """Refuses axes over slices that a spec's rank order cannot express: stages first, then copies, then shards."""
     if across != slice_degrees(both, count):
         shown = ", ".join(f"{axis} {degree}" for axis, degree in across.items() if degree > 1)
         axis = next((axis for axis, degree in across.items() if degree > 1), "data")

@@ -36,7 +36,7 @@ class Given:
         environment: Variables that the launch sets.
         left_out: Parts of the text that were not followed, each with its line.
         parsed: True for values after Megatron's parser, which include defaults, so unknown names are ignored.
-        program: The program that the launch starts; empty where the text names none.
+        program: The program that the launch starts; empty if the text names none.
         forked: True for values after the parser of a fork, whose names that decide a tensor are not ignored.
     """
 
@@ -67,7 +67,7 @@ class Arguments:
         self._given, self.name = given, name
         self._read: set[str] = set()
         self._errors: list[Diagnostic] = []
-        self._faulty: set[str] = set()  # arguments whose value was refused: consequences of the dummy in its place are not reported
+        self._faulty: set[str] = set()  # arguments with a refused value, replaced by a dummy whose consequences are not reported
         self._reported: dict[str, str] = {}
         self._notes: list[Diagnostic] = []
         self._missing: list[str] = []
@@ -91,7 +91,7 @@ class Arguments:
 
     @property
     def program(self) -> str:
-        """The program that the launch starts; empty where the text names none."""
+        """The program that the launch starts; empty if the text names none."""
         return self._given.program
 
     def at(self, key: str) -> Location:
@@ -243,11 +243,11 @@ class Arguments:
         self._reported[key] = f"{flag(key)} {_shown(self.values.get(key))}: {why}".replace(" True:", ":")
 
     def note(self, key: str, said: str) -> None:
-        """Reports an assumption where the launch says nothing."""
+        """Reports an assumption about a setting that the launch does not state."""
         self._notes.append(diagnostic("MP919", said, self.at(key), severity=Severity.NOTE))
 
     def guess(self, key: str, said: str, *hints: str) -> None:
-        """Warns of what is assumed or not counted, on which memory depends; a key that is empty is the whole launch."""
+        """Warns of an assumption or an uncounted part that affects memory; an empty key means the whole launch."""
         self._notes.append(diagnostic("MP919", said, self.at(key) if key else Location(self.name), hints, Severity.WARNING))
 
     def overruled(self, key: str, by: str) -> None:
@@ -325,11 +325,13 @@ class Arguments:
         said = f"{flag(key)} {_shown(value)}".replace(" True", "")
         hints = [f"--ignore {key.replace('_', '-')}"]
         if key in ARGUMENTS:
-            return diagnostic("MP914", f"{said}: with the other arguments of this launch it has no counterpart", self.at(key), hints)
+            return diagnostic(
+                "MP914", f"{said}: a spec cannot express this value together with the other arguments of the launch", self.at(key), hints
+            )
         if key in MEANT:
             hints = [f"{MEANT[key]} {_shown(value)}".replace(" True", "")]
         elif names_a_tensor(key, value):
-            said = f"{said}: by its name it decides the size of a tensor"
+            said = f"{said}: unknown, and its name says that it decides the size of a tensor"
         return diagnostic("MP913", said, self.at(key), hints)
 
     def _lacking(self) -> Diagnostic:
@@ -342,7 +344,7 @@ class Arguments:
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
-        """One warning that lists what a spec does not carry, and notes about assumptions and omissions."""
+        """One warning that lists the arguments without a counterpart in a spec, and notes about assumptions and omissions."""
         found = self._reported and [
             diagnostic("MP915", "\n".join(self._reported.values()), self.at(next(iter(self._reported))), severity=Severity.WARNING)
         ]
@@ -362,7 +364,7 @@ def name_of(key: str) -> str:
 
 
 def changes_nothing(key: str) -> bool:
-    """True for an argument, known by its name, on which nothing of a spec depends."""
+    """True for a known argument that affects nothing in a spec."""
     return key in IGNORED or key in OLDER_IGNORED or key.startswith(IGNORED_PREFIXES)
 
 

@@ -87,7 +87,7 @@ def is_bridge(document: Mapping[str, Any]) -> bool:
 
 
 def refuse_override(document: Mapping[str, Any], name: str, locate: Callable[[str], Location]) -> None:
-    """Refuses sections that override a recipe: the sizes of the model are the recipe's.
+    """Refuses sections that override a recipe: the recipe has the model's sizes.
 
     Args:
         document: The whole file, of Megatron-Bridge.
@@ -140,7 +140,7 @@ def _lengths(document: Mapping[str, Any], locate: Callable[[str], Location]) -> 
     """Compares the lengths of a sequence in the sections of the model and the dataset.
 
     Returns:
-        A note with its line, where they differ and Megatron-Bridge does not compare them: it gives the model's to the pipeline.
+        A note with its line if they differ and Megatron-Bridge does not compare them: its pipeline uses the model's length.
 
     Raises:
         MegaplanError: MP916, they differ for a dataset whose length `ConfigContainer.validate` compares.
@@ -179,7 +179,7 @@ def _flat(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A dtype, function or enumeration by its name, also those of a list; any other plain value unchanged."""
+    """The name of a dtype, function or enumeration, also inside a list; any other plain value unchanged."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if isinstance(value, dict):
@@ -244,7 +244,7 @@ def _precision(given: Mapping[str, Any], mixed: Any) -> dict[str, Any]:
 
 
 def _low_precision(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """8-bit or 4-bit settings of a mixed precision; empty if it has none."""
+    """8-bit or 4-bit settings of a mixed precision; empty without them."""
     bits = next((bits for bits in ("fp8", "fp4") if fields.get(bits)), None)
     found: dict[str, Any] = {"fp8": None, "fp4": None, "fp8_recipe": fields.get("fp8_recipe"), "first_last_layers_bf16": False}
     if bits is None:

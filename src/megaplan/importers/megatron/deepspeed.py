@@ -21,12 +21,12 @@ from megaplan.spec.read import folders_above, read_text
 
 CONFIG = "deepspeed_config"
 OWN_MODULES = "own_modules"
-"""Key of a launch's values with what modules of a fork or of Megatron-LM before Megatron-Core do, as keys of `host`; no argument's name."""
+"""Key of a launch's values, no argument, for the keys of `host` of a fork's modules or Megatron-LM's before Megatron-Core."""
 _HOST_DEVICES = ("cpu", "nvme")
 _OFFLOADS = ("cpu_optimizer", "cpu_torch_adam")
 _SHARDS = "whose buffers are not DeepSpeed's"
 _FLASH = MappingProxyType({"use_flash_attn": None, "use_flash_attn_v1": None, "use_flash_attn_triton": None, "use_flash_attn_v2": 2})
-"""Switches of FlashAttention in a fork's own modules, and its generation where they say it."""
+"""Switches of FlashAttention in a fork's own modules, and its generation if they state it."""
 _SIZES = {"train_micro_batch_size_per_gpu": "micro_batch_size", "train_batch_size": "global_batch_size", "gradient_clipping": "clip_grad"}
 
 
@@ -45,7 +45,7 @@ class Translated(NamedTuple):
 
 
 def with_config(values: Mapping[str, Any], name: str, written: Mapping[str, str]) -> dict[str, Any]:
-    """The values of a launch with the JSON of `--deepspeed_config` in the place of its path, where the script writes it or it is here.
+    """The values of a launch, with the path in `--deepspeed_config` replaced by its JSON if the script writes it or the file exists.
 
     Args:
         values: Arguments of a launch.
@@ -74,7 +74,7 @@ def _places(path: str, name: str) -> list[Path]:
 
 
 def translate_deepspeed(values: dict[str, Any]) -> list[Translated]:
-    """Arguments of Megatron-DeepSpeed, which leave `values`; those that they are read as take their place."""
+    """Translates arguments of Megatron-DeepSpeed: removes them from `values` and adds their equivalents."""
     found = [*_configured(values), *_own_modules(values)] if values.get("deepspeed") else []
     found += _sharded(values)
     steps = [values.pop(key, None) for key in _OFFLOADS]
@@ -142,7 +142,7 @@ def _configured(values: dict[str, Any]) -> Iterator[Translated]:
     stage, stated = zero.get("stage", 0), values.get("zero_stage")
     values["zero_stage"] = stage
     if stated is not None and stated != stage:
-        said = f"ZeRO's stage is {stage} in {flag(CONFIG)}, which the engine reads, and --zero-stage {stated} is not taken"
+        said = f"ZeRO's stage is {stage} in {flag(CONFIG)}, which the engine reads; --zero-stage {stated} has no effect"
         yield Translated("zero_stage", said, uncertain=True)
     if _in_host_memory(zero, "offload_optimizer") or zero.get("cpu_offload") is True:
         yield _offloaded(values, f"offload_optimizer of {flag(CONFIG)}")
@@ -156,7 +156,7 @@ def _in_host_memory(zero: Mapping[str, Any], key: str) -> bool:
 
 
 def _dtypes(values: dict[str, Any], config: Mapping[str, Any]) -> Iterator[Translated]:
-    """Dtypes of parameters and gradients; the engine converts the model to those of the JSON."""
+    """Dtypes of parameters and gradients; the engine converts the model to the JSON's dtypes."""
     parts = {key: config.get(key) for key in ("bf16", "fp16")} | ({"bf16": config["bfloat16"]} if "bfloat16" in config else {})
     given = {key for key in parts if values.get(key)}
     stated = {key for key, part in parts.items() if isinstance(part, dict) and part.get("enabled") is True}

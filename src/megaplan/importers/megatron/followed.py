@@ -44,7 +44,7 @@ def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequ
         text: A script, or arguments alone.
         name: Name of the text in diagnostics.
         environment: Environment variables of the script.
-        argv: The script's arguments; those that it does not take are added to its launch.
+        argv: The script's arguments; those that the script does not use are added to its launch.
         number: Number of the launch among several, from 1; None for the one with most arguments.
 
     Raises:
@@ -63,7 +63,7 @@ def read_script(text: str, name: str, environment: Mapping[str, str], argv: Sequ
     try:
         found, errors = script.read(number)
     except NeedsBashError as error:
-        detail = f"{name} has {error.what}, which bash alone can read"
+        detail = f"{name} has {error.what}, which only bash can evaluate"
         raise MegaplanError([diagnostic("MP922", detail, Location(name, error.line), (again,))]) from None
     except MegaplanError as error:
         raise MegaplanError([replace(each, hints=(*each.hints, again)) for each in error.diagnostics]) from None
@@ -79,7 +79,7 @@ _OF_TOKENIZER = frozenset({"vocab_size", "padded_vocab_size", "tokenizer_type", 
 
 
 class _Script:
-    """A script and what it is given."""
+    """A script with its arguments and variables."""
 
     def __init__(self, text: str, name: str, environment: Mapping[str, str], argv: Sequence[str], folder: Path | None) -> None:
         self._text, self._name, self._environment, self._argv, self._folder = text, name, environment, argv, folder
@@ -90,7 +90,7 @@ class _Script:
         return shell
 
     def read(self, number: int | None) -> tuple[Given, list[Diagnostic]]:
-        """The launch, with notes on conditions that the script does not decide, and errors on those that decide a tensor."""
+        """The launch, with notes on conditions of unknown outcome, and errors if they decide a tensor."""
         decisions: dict[int, bool] = {}
         shell = self._follow(decisions)
         lacking: dict[str, None] = {}
@@ -115,7 +115,7 @@ class _Script:
             outcome = "holds" if decisions.get(place, False) else "does not hold"
             of_a_file = _FILE_TEST.match(condition.text) is not None
             if keys and all(_changes_no_tensor(key, value) or (of_a_file and key in _OF_TOKENIZER) for key, value in keys.items()):
-                said = f"{condition.text} is not known, and is read as if it {outcome}; it decides {', '.join(map(flag, keys))}"
+                said = f"{condition.text} is not known; the reading assumes that it {outcome}; it decides {', '.join(map(flag, keys))}"
                 notes.append((condition.line, said))
             elif keys:
                 said = f"{self._name} decides {', '.join(map(flag, list(keys)[:8]))} by {condition.text!r}, which only running it answers"
@@ -134,7 +134,7 @@ class _Script:
         return {name: str(size) for name, size in sizes.items() if name not in self._environment and unset(name) in others}
 
     def _required(self, shell: Shell, known: Collection[str]) -> list[str]:
-        """Variables and arguments without which the script ended: those of the last condition; they are given from now on."""
+        """Variables and arguments that the script requires: those of its last condition, set from now on."""
         asked = re.search(r"\$\{?#\}?\W{0,3}-(?:(ne|lt|eq)|le) +(\d)", self._text)
         if asked is not None and not self._argv:
             count = int(asked[2]) + (asked[1] is None or asked[2] == "0")
@@ -156,9 +156,9 @@ class _Script:
 
 
 def _assumed(shell: Shell, lacking: Collection[str]) -> list[tuple[int, str]]:
-    """Notes on the machine and on what the script was given."""
-    gpus = f"the machine of the script is read as one of {NODE} GPUs, a node; --gpus N states the job's"
-    given = f"the script ends without {', '.join(lacking)}, and is read as if they were given"
+    """Notes on the machine and on assumed variables and arguments."""
+    gpus = f"the script asks for the GPUs of its machine, taken to be {NODE}, one node; --gpus N states those of the job"
+    given = f"the script ends without {', '.join(lacking)}; the reading assumes that they are given"
     elsewhere = [(0, f"{name} is of another machine; {path} is read in its place") for name, path in shell.elsewhere.items()]
     return [*((0, said) for said, holds in ((gpus, shell.lists_gpus), (given, lacking)) if holds), *elsewhere]
 
@@ -168,7 +168,7 @@ def _texts(values: Mapping[str, Any]) -> str:
 
 
 def _least_ranks(values: Mapping[str, Any]) -> int:
-    """The fewest processes on whole nodes that the degrees of a launch need."""
+    """The smallest number of processes, in whole nodes, that the degrees of a launch need."""
     return -(-_ranks(values) // NODE) * NODE
 
 
@@ -189,7 +189,7 @@ def _ranks(values: Mapping[str, Any]) -> int:
 
 
 def _changes_no_tensor(key: str, value: Any) -> bool:
-    """True for an argument of training alone, for counts of processes, which `--gpus` states, and for one that is not read at all."""
+    """True for an argument that only affects training, for counts of processes, which `--gpus` states, and for one that is not read."""
     if key in OF_LAUNCHER.values() or key == "world_size":
         return True
     return ARGUMENTS[key].key.startswith("training.") if key in ARGUMENTS else not decides_a_tensor(key, value)

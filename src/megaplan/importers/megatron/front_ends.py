@@ -1,4 +1,4 @@
-"""Other front ends of Megatron: programs with arguments of their own, whose model is in another file."""
+"""Other front ends of Megatron: programs with their own arguments, whose model is in another file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaplan.importers.variables import replaced, variables
 
 
 class _FrontEnd(NamedTuple):
-    """A program that starts Megatron from arguments or a file of its own: its name, its mark in a text, and the source of its model."""
+    """A program that starts Megatron from arguments or its own file: its name, its mark in a text, and the source of its model."""
 
     name: str
     mark: re.Pattern[str]
@@ -27,9 +27,9 @@ _OWN_COMMANDS = {
     "MaxText": "megaplan import maxtext {}",
     "transformers": "megaplan import hf {}",
 }
-"""Commands that read the files of a front end as they are."""
+"""Commands that read the files of a front end directly."""
 _ARGUMENTS = "its arguments"
-"""Source of a model that Megatron's own arguments state, which are read where a text has them."""
+"""Source text for a model that Megatron's own arguments state, which are read if present."""
 _SOURCES = "the model's script of Megatron arguments"
 """Source of a model in a file of Megatron's arguments that the launch sources."""
 _FRONT_ENDS = (
@@ -122,7 +122,7 @@ _OURS = {
 _TUNED_BY = ("train_type", "tuner_type", "sft_type", "finetuning_type", "adapter", "tuner_backend")
 """Arguments by which front ends choose between all parameters and low-rank adapters."""
 _OF_ROLLOUTS = ("max_prompt_length", "max_response_length")
-"""Lengths of verl whose sum is that of a sequence."""
+"""Lengths of verl that sum to a sequence's length."""
 _PROCESSES = ("NPROC_PER_NODE", "nproc_per_node", "n_gpus_per_node", "gpus_per_node", "GPUS_PER_NODE", "devices")
 _SIZES = {
     "train_global_batch_size": "--global-batch",
@@ -149,7 +149,7 @@ _STARTS_MEGATRON = re.compile(r"^[^#\n]*\bpretrain_(?:gpt|mamba|hybrid)\.py\b", 
 
 
 def refuse_file(text: str, name: str) -> None:
-    """Refuses a file of another program where a spec, a plan or a config is read.
+    """Refuses a file of another program that is given as a spec, a plan or a config.
 
     Args:
         text: The text of the file.
@@ -183,7 +183,7 @@ def with_own_defaults(launch: Arguments) -> Arguments:
         own["seq_length"] = own["max_position_embeddings"] = tokens * (launch.optional("context_parallel_size") or 1)
     absent = {key: value for key, value in own.items() if given.get(key) is None and not (key == "bf16" and given.get("fp16"))}
     launch.values |= absent
-    launch.say("as slime sets them where a launch does not: " + ", ".join(f"{key} = {value}" for key, value in absent.items()))
+    launch.say("slime's defaults for arguments that the launch lacks: " + ", ".join(f"{key} = {value}" for key, value in absent.items()))
     return launch
 
 
@@ -205,7 +205,7 @@ def refuse_front_end(text: str, name: str) -> None:
     found = next(((one, match) for one in asked if (match := one.mark.search(text)) is not None), None)
     if found is None:
         if python:
-            said = f"{name} is a program in Python, whose settings are known where it runs"
+            said = f"{name} is a Python program, whose settings are known only when it runs"
             raise MegaplanError([diagnostic("MP926", said, Location(name), _OF_A_RUN)])
         return
     front, match = found
@@ -214,11 +214,11 @@ def refuse_front_end(text: str, name: str) -> None:
         raise MegaplanError(
             [diagnostic("MP926", f"{name} is of {front.name}", Location(name), (_OWN_COMMANDS[front.name].format(shlex.quote(name)),))]
         )
-    detail = f"{name} is of {front.name}, whose model comes from {front.model}"
+    detail = f"{name} belongs to {front.name}, which takes the model from {front.model}"
     hints = (
         *(_of_primus(text) or (command(_of_policy(text) if front.name == "NeMo-RL" else text),)),
         *(_OF_A_RUN if python else _OF_A_RUN[1:] if "run_config" in front.model else ()),
-        *(("megaplan import megatron TRAINING.log   # where it has Megatron's table of arguments",) if front.name in _WITH_TABLE else ()),
+        *(("megaplan import megatron TRAINING.log   # if the log has Megatron's table of arguments",) if front.name in _WITH_TABLE else ()),
     )
     raise MegaplanError([diagnostic("MP926", detail, Location(name, line), hints)])
 
@@ -243,7 +243,7 @@ def _is_python(text: str, name: str) -> bool:
 
 
 def _stated(text: str) -> dict[str, str]:
-    """Values by name of a launch or configuration, with its variables replaced; of several commands those of the first."""
+    """Values by name of a launch or configuration, with variables replaced; of several commands, the first."""
     plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
     plain = replaced(plain, variables(plain))
     found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?((?!--)[\w./-]+)", plain)

@@ -38,7 +38,7 @@ def read_given(
         number: Number of a script's launch among several, from 1.
 
     Raises:
-        MegaplanError: MP916, it is none of them.
+        MegaplanError: MP916: the text has another format.
     """
     environment = environment or {}
     text = _FENCE.sub("", text)  # of a pasted issue
@@ -51,7 +51,7 @@ def read_given(
 
 
 def _with(given: Given, argv: Sequence[str]) -> Given:
-    """The launch with arguments that replace the text's."""
+    """The launch, with some arguments of the text replaced."""
     if not argv:
         return given
     more = read_words([Field(word, 0) for word in argv])

@@ -93,7 +93,7 @@ OLDER_WORDS: MappingProxyType[tuple[str, Any], str] = MappingProxyType(
         ("optimizer", "fusedadamw"): "adam",
     }
 )
-"""Words of earlier releases, and those that took their place."""
+"""Words of earlier releases, and their replacements."""
 
 OLDER_IGNORED = frozenset({
     "no_async_tensor_model_parallel_allreduce", "async_tensor_model_parallel_allreduce", "no_query_key_layer_scaling",
@@ -121,21 +121,21 @@ NOT_PLANNED = MappingProxyType(
         "recompute_in_bubble": "other layers are computed again there",
         "recompute_in_advance": "other layers are computed again there",
         "enable_recompute_layers_per_pp_rank": "recomputed layers are of a rank there, and are read as of each of its stages",
-        "checkpoint_in_cpu": "what recompute keeps is in host memory there, and is counted on the device",
+        "checkpoint_in_cpu": "checkpoints of recompute are in host memory there, but are counted on the device",
         "split_transformers": "attention and MLP are recomputed separately there, and a layer is recomputed as one here",
-        "memory_centric_tiled_linear": "linears run in tiles there, and are counted whole",
+        "memory_centric_tiled_linear": "linears run in tiles there, but are counted in one piece",
         "moe_zero_memory": "kept tensors of experts are computed again there, and are counted",
         "o2_optimizer": "the optimizer's averages are bf16 there, and are counted in fp32",
-        "output_layer_slice_num": "the head runs in slices there, and is counted whole",
-        "loss_compute_mode=chunk": "the loss takes logits in chunks there, and they are counted whole",
+        "output_layer_slice_num": "the head runs in slices there, but is counted in one piece",
+        "loss_compute_mode=chunk": "the loss reads logits in chunks there, but they are counted in full",
         **dict.fromkeys(
             ("moe_fb_overlap", "combined_1f1b"),
-            "experts of one microbatch exchange rows behind the products of another there, and what both keep is counted as of one",
+            "experts exchange rows while another microbatch computes there, but saved tensors of one microbatch are counted",
         ),
-        "ai_framework=mindspore": "MindSpore runs it, whose kernels and allocator are not torch's",
+        "ai_framework=mindspore": "MindSpore runs it, with other kernels and another allocator than torch",
     }
 )
-"""Switches of forks, and words of their arguments, that change memory and have no counterpart, and what is counted instead."""
+"""Switches of forks, and words of their arguments, that change memory without a counterpart, and what is counted instead."""
 
 HEADS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {"multihead": {}, "multiquery": {"group_query_attention": True, "num_query_groups": 1}}
@@ -144,7 +144,7 @@ HEADS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 
 
 def renamed(values: dict[str, Any], read: set[str], known: Collection[str]) -> Iterator[Translated]:
-    """Gives `values` the present names of arguments under other names, and of those by which forks name a tokenizer.
+    """Renames arguments in `values` to their present names, including the forks' names for a tokenizer.
 
     Args:
         values: Arguments of a launch.
@@ -165,7 +165,7 @@ def renamed(values: dict[str, Any], read: set[str], known: Collection[str]) -> I
 
 
 def translate_forks(values: dict[str, Any]) -> list[Translated]:
-    """Arguments of forks of Megatron-LM, which leave `values`; those that they are read as take their place."""
+    """Translates arguments of Megatron-LM's forks: removes them from `values` and adds their equivalents."""
     found: list[Translated] = []
     if (heads := str(values.get("attention_head_type"))) in HEADS:
         values |= HEADS[heads]
@@ -205,7 +205,7 @@ def _flagscale_width(values: dict[str, Any]) -> list[Translated]:
 
 
 def decides_a_tensor(key: str, value: Any) -> bool:
-    """True for an argument that the import does not know and that decides the size of a tensor, by its name."""
+    """True for an unknown argument whose name says that it decides the size of a tensor."""
     return key in MEANT or names_a_tensor(key, value)
 
 

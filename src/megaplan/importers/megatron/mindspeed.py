@@ -1,4 +1,4 @@
-"""Arguments of MindSpeed that Megatron-LM has under other names, or that say what several of its arguments say.
+"""Arguments of MindSpeed that correspond to one or several arguments of Megatron-LM with other names.
 
 Sources are files of Ascend/MindSpeed-LLM and Ascend/MindSpeed.
 """
@@ -20,7 +20,7 @@ _BALANCING = MappingProxyType(
 
 
 def translate_mindspeed(values: dict[str, Any]) -> list[Translated]:
-    """Arguments of MindSpeed, which leave `values`; those that they are read as take their place."""
+    """Translates arguments of MindSpeed: removes them from `values` and adds their equivalents."""
     if values.pop("o2_gradient", False):
         values["grad_reduce_in_bf16"] = True
     found = [*_balancing(values), *_delta_nets(values), *_indexer(values), *_layers_of_stages(values)]
@@ -100,7 +100,12 @@ def _experts(values: dict[str, Any]) -> list[Translated]:
         del values["n_shared_experts"]
         if shared and values.get("moe_shared_expert_intermediate_size") is None:
             values["moe_shared_expert_intermediate_size"] = shared * width
-            found.append(Translated("moe_shared_expert_intermediate_size", f"--n-shared-experts {shared} has the width of as many experts"))
+            found.append(
+                Translated(
+                    "moe_shared_expert_intermediate_size",
+                    f"--n-shared-experts {shared} is read as one shared expert {shared} times as wide",
+                )
+            )
     return found
 
 
@@ -114,7 +119,9 @@ def _whole_experts(values: dict[str, Any]) -> list[Translated]:
         return []
     values |= {"expert_model_parallel_size": ep * tp, "expert_tensor_parallel_size": 1}
     return [
-        Translated("expert_model_parallel_size", f"--moe-tp-extend-ep of MindSpeed spreads whole experts over ep · tp = {ep * tp} ranks")
+        Translated(
+            "expert_model_parallel_size", f"--moe-tp-extend-ep of MindSpeed spreads unsharded experts over ep · tp = {ep * tp} ranks"
+        )
     ]
 
 
@@ -134,7 +141,7 @@ _FUSED = ("use_fused_lightning_indexer", "use_fused_lightning_indexer_loss")
 
 
 def _indexer(values: dict[str, Any]) -> list[Translated]:
-    """Attention to the keys that an indexer chooses, if its kernels are the fused ones; without them its switch stays, and is refused.
+    """Attention to the keys that an indexer chooses, if its kernels are fused; otherwise its switch stays in `values` and is refused.
 
     Source: `features_manager/transformer/multi_latent_attention/dsa_indexer_feature.py` of Ascend/MindSpeed-LLM.
     """
@@ -151,7 +158,7 @@ def _indexer(values: dict[str, Any]) -> list[Translated]:
 
 
 def _layers_of_stages(values: dict[str, Any]) -> list[Translated]:
-    """Layers of each pipeline rank, with commas between them; layers that do nothing turn the list off.
+    """Layers of each pipeline rank, with commas between them; layers without an operation disable the list.
 
     Source: `features_manager/pipeline_parallel/num_layer_list.py` of Ascend/MindSpeed-LLM.
     """
@@ -165,5 +172,5 @@ def _layers_of_stages(values: dict[str, Any]) -> list[Translated]:
     ahead = values.get("mtp_num_layers")
     stages = "|".join(f"t*{size}" for size in sizes)
     values["pipeline_model_parallel_layout"] = f"E{stages}{'m' * ahead if isinstance(ahead, int) and 0 < ahead < MAX_LAYERS else ''}L"
-    said = f"--num-layer-list {','.join(sizes)} of MindSpeed is read as --pipeline-model-parallel-layout: as many layers on each rank"
+    said = f"--num-layer-list {','.join(sizes)} of MindSpeed is read as --pipeline-model-parallel-layout: with the same layers on each rank"
     return [Translated("pipeline_model_parallel_layout", said)]

@@ -67,7 +67,7 @@ def read_model(launch: Arguments, stack: LaunchLayers, tp: int) -> dict[str, Any
 
 
 def _norm_embeddings(launch: Arguments, hidden: int, *, copied: bool) -> None:
-    """Warns of BLOOM's norm of embeddings, which host megatron has not; a pipeline's copy of a tied table has one, too."""
+    """Warns of BLOOM's norm of embeddings, which host megatron lacks; a pipeline's copy of a tied table has one too."""
     where = " on the first stage and on the last" if copied else ""
     launch.pass_over("embed_layernorm")
     if launch.values.get("embed_layernorm"):
@@ -88,10 +88,10 @@ def _module(stack: LaunchLayers, width: int, activation: str, *, bias: bool) -> 
 
 
 def _quick(launch: Arguments) -> bool:
-    """True if the activation is gated by another function, and saves what swiglu saves."""
+    """True if the activation has another gate function and saves the same tensors as swiglu."""
     if not launch.given("quick_geglu"):
         return False
-    launch.warn("quick_geglu", "the gate's function is another; its tensors are those of swiglu")
+    launch.warn("quick_geglu", "the gate has another function; its tensors are counted as swiglu's")
     return True
 
 
@@ -108,7 +108,7 @@ def _position(launch: Arguments) -> str:
             launch.overruled("position_embedding_type", "--use-rotary-position-embeddings makes it rope")
         return "rope"
     if position == "alibi":
-        launch.guess("position_embedding_type", "ALiBi has no parameters, and what its biases of scores take is not counted")
+        launch.guess("position_embedding_type", "ALiBi has no parameters; memory of its score biases is not counted")
         return "none"
     if position not in (*ROTARY, "learned_absolute", "none"):
         launch.cannot("position_embedding_type", "positions of a spec are learned, rotary, or none", "rope")
@@ -156,7 +156,7 @@ def _end_of_documents(launch: Arguments, size: int, multiple: int) -> int:
     beyond = ends_beyond(launch.name)
     if beyond is None and ceil((size + 1) / multiple) > ceil(size / multiple):
         said = f"until April 2026 Megatron's NullTokenizer counts an end of documents beyond --vocab-size {size}"
-        launch.note("vocab_size", f"{said}; the launch is in no Megatron that shows it, and is read as of a later one")
+        launch.note("vocab_size", f"{said}; nothing in the launch shows its release, so a later one is assumed")
     elif beyond:
         launch.note("vocab_size", f"the NullTokenizer of this Megatron counts an end of documents beyond --vocab-size {size}")
     return int(bool(beyond))
@@ -249,7 +249,7 @@ def _scaling(launch: Arguments, *, rotates: bool) -> dict[str, Any]:
         return {}
     if launch.given("use_rope_scaling"):
         if divisor is not None:
-            launch.cannot("rotary_seq_len_interpolation_factor", "a spec scales rotary frequencies by one rule, here --use-rope-scaling's")
+            launch.cannot("rotary_seq_len_interpolation_factor", "a spec has one rule of rotary scaling; --use-rope-scaling is taken")
         return {"rope_scaling": {"kind": "llama3", "factor": factor}}
     return {} if divisor is None else {"rope_scaling": {"kind": "linear", "factor": divisor}}
 
@@ -262,7 +262,7 @@ def _window(launch: Arguments) -> int | None:
     if found is None or (isinstance(found, list | tuple) and list(found) == [-1, -1]):
         return None
     if not (isinstance(found, list | tuple) and len(found) == 2 and isinstance(found[0], int) and found[1] == 0):
-        launch.cannot("window_size", "it is read as two numbers, of positions before a token and 0 after it", "4095 0")
+        launch.cannot("window_size", "it is read as a pair: this number of positions before a token, and 0 after it", "4095 0")
         return None
     return found[0] + 1
 

@@ -43,7 +43,7 @@ _BY_CONFIG = MappingProxyType({"use_bridge": "bridge_hf_model"})
 
 
 def refuse_other_program(launch: Arguments) -> None:
-    """Refuses a launch whose program does not train a decoder of text or has modules of its own; warns of encoders, which are not counted.
+    """Refuses a launch whose program does not train a decoder of text or has its own modules; warns of encoders, which are not counted.
 
     Raises:
         MegaplanError: MP926.
@@ -93,7 +93,7 @@ def _refuse_frozen(launch: Arguments) -> None:
     if key is not None:
         launch.pass_over(key)
         ignored = f"--ignore {key.replace('_', '-')}   # to plan it as trained"
-        launch.cannot(key, "the decoder is frozen, and host megatron trains all of it", None, ignored)
+        launch.cannot(key, "the decoder is frozen, but host megatron plans training of all of it", None, ignored)
 
 
 def _refuse_stage(launch: Arguments) -> None:
@@ -113,12 +113,12 @@ _OTHER_RUNS = MappingProxyType(
         "enable_zero_bubble": "a schedule without bubbles in the place of 1F1B: other microbatches are kept",
         "zero_bubble_v_schedule": "a V in the place of 1F1B: every rank holds two chunks of the model",
         "enable_zbh1_pipeline": "ZB-H1 in the place of 1F1B: gradients of weights wait",
-        "enable_hetero": "groups of devices with a mesh of their own each",
+        "enable_hetero": "groups of devices, each with its own mesh",
     }
 )
-"""Switches of forks under which stages run otherwise than under Megatron-LM's schedules, and what they do."""
+"""Switches of forks that change how stages run compared with Megatron-LM's schedules, with their effects."""
 _OF_PRIMUS = MappingProxyType({"pp_algorithm": "patch_primus_pipeline", "enable_zero_bubble": "patch_zero_bubble"})
-"""Arguments of Primus's modules, which have an effect under another one."""
+"""Arguments of Primus's modules, with the argument that must be on for an effect."""
 
 
 def _refuse_schedules(launch: Arguments) -> None:
@@ -141,7 +141,7 @@ def _refuse_schedules(launch: Arguments) -> None:
 
 _PARTS = MappingProxyType(
     {
-        INDEXER: "scores of all keys are not priced; those of --use-fused-lightning-indexer and --use-sparse-flash-attn are",
+        INDEXER: "scores of all keys are not priced; the kernels of --use-fused-lightning-indexer and --use-sparse-flash-attn are",
         "kv_compress": "attention to compressed keys is not priced",
         **dict.fromkeys(("enable_mhc", "enable_hyper_connections"), "several residual streams are not priced"),
         "share_kvstates": "layers that share keys and values are not priced",
@@ -153,7 +153,7 @@ _PARTS = MappingProxyType(
 
 
 def _refuse_parts(launch: Arguments) -> None:
-    """Refuses launches of forks by the switches of what has no price."""
+    """Refuses launches of forks with switches for features that are not priced."""
     for key, why in _PARTS.items():
         if launch.values.get(key):
             launch.pass_over(key)

@@ -1,4 +1,4 @@
-"""Launch arguments from YAML of programs with names and defaults of their own that states the model: gpt-neox's, and NeMo 1's.
+"""Launch arguments from YAML that states the model under other names and defaults: gpt-neox's and NeMo 1's.
 
 Sources: `megatron/neox_arguments/neox_args.py`, `megatron/model/transformer.py` of EleutherAI/gpt-neox;
 `megatron_gpt_config.yaml`, `megatron_base_model.py` and `nlp_overrides.py` of NeMo 1.23.
@@ -131,7 +131,7 @@ def _biases(given: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def _of_neox(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
-    """Notes on what gpt-neox has otherwise than it is planned."""
+    """Notes on differences between gpt-neox and the plan."""
     yield "gpt-neox trains with DeepSpeed, whose buffers host megatron does not have; host.framework=gpt-neox has the time of its modules"
     attention, mlp = _biases(given)
     if attention != mlp:
@@ -143,13 +143,13 @@ def _of_neox(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[st
     if given.get("gpt_j_residual"):
         yield "gpt_j_residual: attention and MLP of a layer are planned one after the other, with the same parameters"
         if given.get("gpt_j_tied"):
-            yield "gpt_j_tied: the two norms of a layer are one, and two are counted"
+            yield "gpt_j_tied: a layer has one norm for both blocks, but two are counted"
     if steps := given.get("gradient_accumulation_steps"):
         yield f"gradient_accumulation_steps = {steps}: --set schedule.num_microbatches={steps}"
 
 
 def _width(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Width and gate of gpt-neox's MLP: two thirds for a gated one, half of that for each half, rounded up to a multiple."""
+    """Width and gate of gpt-neox's MLP; gate and up of a gated one have a third of the width each, rounded up to a multiple."""
     gated, hidden, factor = str(given.get("activation", "gelu")) in _GATED, given.get("hidden_size"), given.get("expansion_factor", 4)
     width, multiple = given.get("intermediate_size"), given.get("mlp_multiple_of", 1)
     if width is None and isinstance(hidden, int) and isinstance(factor, int | float):
@@ -234,7 +234,7 @@ def _of_run(model: Mapping[str, Any], trainer: Mapping[str, Any], optim: Mapping
 
 
 def _resolved(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The section with its interpolations of own keys, and NeMo's products and quotients of them."""
+    """The section with its interpolations (`${…}`) of keys, and NeMo's products and quotients of them, evaluated."""
 
     def found(match: re.Match[str]) -> str:
         if match[1]:
@@ -267,6 +267,6 @@ def _part(whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _given(values: dict[str, Any], lines: Mapping[str, int | None], notes: list[str]) -> Given:
-    """Arguments of a program whose other names are passed over, except for those that decide a tensor."""
+    """Arguments of a program whose unknown names are ignored unless they decide a tensor."""
     places = {key: line for key, line in lines.items() if line is not None}
     return Given(values, places, left_out=tuple((0, each) for each in notes), parsed=True, program="pretrain_gpt.py", forked=True)

@@ -1,4 +1,4 @@
-"""Launch arguments from a recording: those of the launch that has most of them, and notes about everything else that the script did."""
+"""Launch arguments from a recording: of the launch with the most arguments, and notes about everything else that the script did."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _of_variables(recording: Recording, name: str) -> Given:
     """Arguments in the variables of a file that another script sources.
 
     Raises:
-        MegaplanError: MP923 if there are none either.
+        MegaplanError: MP923 if there are no arguments.
     """
     found = {row.words[0]: row.words[1:] for row in recording.of_kind("variable")}
     if recording.status != 0 or sum(map(_count, recording.of_kind("variable"))) < LAUNCH_ARGUMENTS:

@@ -34,7 +34,7 @@ def world_size(launch: Arguments, given: int | None, least: int) -> tuple[int, b
         given: Number that the caller knows.
         least: Number that the degrees need.
     """
-    if given is not None:  # replaces what the launch leaves open or states differently
+    if given is not None:  # replaces settings that the launch does not state, or states differently
         launch.pass_over("nnodes", "nproc_per_node", "world_size")
         nodes, processes, stated = (launch.values.get(key) for key in ("nnodes", "nproc_per_node", "world_size"))
         found = stated if isinstance(stated, int) else nodes * processes if isinstance(nodes, int) and isinstance(processes, int) else given
@@ -103,7 +103,7 @@ def read_batch(launch: Arguments, mesh: dict[str, Any]) -> dict[str, dict[str, A
 
 
 def _of_a_fork(launch: Arguments) -> None:
-    """Take a fork's optimizer that is named after Muon or Adam as that one, with a warning."""
+    """Read a fork's optimizer named after Muon or Adam as Muon or Adam, with a warning."""
     word = launch.values.get("optimizer")
     if not isinstance(word, str) or word in ARGUMENTS["optimizer"].words:
         return
@@ -225,7 +225,7 @@ def _params(launch: Arguments) -> tuple[str, bool]:
     if fp16 and halved:
         launch.cannot("grad_reduce_in_bf16", "parameters are fp16", "")
     if not bf16 and not fp16:
-        launch.note("bf16", "neither --bf16 nor --fp16 is given, and Megatron trains in fp32")
+        launch.note("bf16", "neither --bf16 nor --fp16 is given, so Megatron trains in fp32")
         if halved:
             launch.overruled("grad_reduce_in_bf16", "parameters are fp32, as their gradients")
         return "fp32", False
@@ -274,7 +274,7 @@ def _kernels(launch: Arguments, host: dict[str, Any]) -> dict[str, Any]:
     flash = launch.given("use_flash_attn") and launch.values.get("attention_backend") is None
     if host["transformer_impl"] == "local":
         found |= {"attention_backend": "unfused", **launch.values.get(OWN_MODULES, {})}
-        why = "--transformer-impl local has attention of its own, which is not fused and keeps its probabilities"
+        why = "--transformer-impl local has its own, unfused attention, which saves its probabilities"
         launch.overruled("use_flash_attn", why)
         if launch.values.get("attention_backend") not in ("unfused", "local", "auto"):
             launch.overruled("attention_backend", why)

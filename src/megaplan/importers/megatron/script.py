@@ -1,4 +1,4 @@
-"""Launch arguments from words: those of a launcher and of its program."""
+"""Launch arguments from words: arguments of a launcher and of its program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megaplan.importers.megatron.unset import UNSET, readable, unset
 VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}$`'\"]*))?\}|\$([A-Za-z_]\w*)")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 OF_LAUNCHER = {"nnodes": "nnodes", "nproc_per_node": "nproc_per_node", "num_nodes": "nnodes", "num_gpus": "nproc_per_node"}
-"""Arguments before the program's name that count processes: those of torchrun, and of deepspeed."""
+"""Arguments before the program's name that count processes, of torchrun and of deepspeed."""
 
 
 class Field(NamedTuple):
@@ -37,7 +37,7 @@ def read_command(words: Sequence[Field], environment: Mapping[str, str]) -> Give
 
 
 def _included(text: Any) -> dict[str, int]:
-    """Nodes and processes that deepspeed's `--include` names, `host:0,1@other:0,1`, if every node has as many."""
+    """Nodes and processes that deepspeed's `--include` names, `host:0,1@other:0,1`, if every node has the same number."""
     slots = [part.rpartition(":")[2].count(",") + 1 for part in str(text).split("@") if ":" in part]
     whole = isinstance(text, str) and len(slots) == text.count("@") + 1 and len(set(slots)) == 1
     return {"nnodes": len(slots), "nproc_per_node": slots[0]} if whole else {}
@@ -67,7 +67,7 @@ def read_words(words: Sequence[Field]) -> Given:
 
 
 def substituted(text: str, variables: Mapping[str, Any]) -> str:
-    """A text with the values of the variables in it; unset variables are kept as placeholders."""
+    """A text with its variables replaced by their values; unset variables stay as placeholders."""
 
     def found(match: re.Match[str]) -> str:
         name = match[1] or match[3]

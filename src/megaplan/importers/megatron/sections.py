@@ -1,4 +1,4 @@
-"""Launch arguments from YAML that parts them into sections: FlagScale's, and Primus's, which builds on files of its own tree.
+"""Launch arguments from YAML with sections: FlagScale's, and Primus's, which builds on files of its own tree.
 
 Source: `flagscale/runner/utils.py` of FlagOpen/FlagScale.
 """
@@ -32,8 +32,8 @@ def in_sections(document: Mapping[str, Any]) -> bool:
 def read_sections(document: Document, environment: Mapping[str, str], name: str = "") -> Given:
     """The arguments in all sections; `${name}` of another file is a variable that is set nowhere.
 
-    A name is the argument's or, as in the file of `--yaml-cfg`, that of the parser's attribute. The program is that of FlagScale's
-    experiments in the folder above which train with this file.
+    A name is the argument's or, as in a `--yaml-cfg` file, the parser attribute's. The program is taken from FlagScale's experiments in the
+    parent folder that train with this file.
     """
     leaves = {name_of(key): (filled(value, environment), path) for key, value, path in _leaves(document.value)}
     values, origin = from_attributes({key: value for key, (value, _) in leaves.items()})
@@ -79,7 +79,7 @@ def _sizes_of(document: Mapping[str, Any]) -> str | None:
 
 
 def _program_of(name: str) -> str:
-    """The program of the experiments of FlagScale that train with a file, else of those in its folder, if there is one alone."""
+    """The program of FlagScale's experiments that train with a file, else of the experiments in its folder, if it is unique."""
     path = Path(name)
     if not name or path.parent.name != "train":
         return ""
@@ -93,7 +93,7 @@ def _program_of(name: str) -> str:
 
 
 def read_primus(document: Document, name: str, environment: Mapping[str, str]) -> Given:
-    """The arguments of the module that trains: the files that it names, and what it overrides.
+    """The arguments of the training module: from the files that it names, with its overrides.
 
     Raises:
         MegaplanError: MP926, it runs another framework than Megatron-LM, or names a file that is not in a folder above.

@@ -102,7 +102,7 @@ def import_recording(
         if launch.foreign():
             launch.stop()
     except MegaplanError:
-        refuse_front_end(recording.text(name), name)  # a better reason, where it is one
+        refuse_front_end(recording.text(name), name)  # a more precise reason, if there is one
         raise
     try:
         return _imported(launch, name, overrides, gpus)
@@ -195,7 +195,7 @@ def _of_sourced(
 
 
 def _arguments(given: Given, name: str, overrides: Sequence[str], policy: Policy | None) -> Arguments:
-    """The arguments of a launch, with those that overrides state in the place of missing ones."""
+    """The arguments of a launch, with missing ones taken from overrides."""
     length = _stated(overrides, LENGTH)
     if length is not None and (given.values.get("seq_length") is None):
         given = replace(given, values={**given.values, "seq_length": length})

@@ -96,7 +96,7 @@ def _hybrid(launch: Arguments, pp: int) -> LaunchLayers:
     if modules is not None and modules != pattern.num_modules:
         launch.cannot("mtp_num_layers", f"the pattern has {pattern.num_modules} prediction modules", pattern.num_modules)
     if stated is not None and stated != len(pattern.main):
-        launch.warn("num_layers", f"the pattern has {len(pattern.main)} layers, and Megatron takes those")
+        launch.warn("num_layers", f"the pattern has {len(pattern.main)} layers, which Megatron uses")
     used = set(pattern.main) | set(pattern.module or "")
     for symbol in sorted(used & set(NO_LETTER)):
         launch.cannot(key, f"'{symbol}' at column {str(launch.value(key)).index(symbol) + 1}: {NO_LETTER[symbol]}")
@@ -119,7 +119,10 @@ def _ahead(launch: Arguments, key: str, pattern: HybridPattern) -> str:
     ahead = "".join(OURS.get(one, "A") for one in module)
     beyond = [symbol for symbol in module if OURS.get(symbol, "A") not in ("D", *map(OURS.get, pattern.main))]
     if pattern.module is not None and beyond:
-        launch.cannot(key, f"module {module!r}: '{beyond[0]}' is in no layer, whose dimensions a spec's prediction module has")
+        launch.cannot(
+            key,
+            f"module {module!r}: '{beyond[0]}' is in no layer, but a prediction module of a spec has the dimensions of the model's layers",
+        )
     if ahead.count("E") > 1:
         launch.cannot(key, f"module {module!r}: a spec's prediction module has one E at most")
     return ahead
@@ -224,7 +227,7 @@ def _mixers(launch: Arguments, layers: int) -> str:
 
 
 def _whole_sizes(launch: Arguments, sizes: list[int], layers: int, pp: int, given: dict[str, int]) -> None:
-    """Refuses counts of layers that do not add up, with the argument that leaves layers over and what would fit."""
+    """Refuses counts of layers that do not add up, names the argument at fault and gives values that would fit."""
     if sum(sizes) == layers and min(sizes) >= 0:
         return
     ends = {key: given[key] for key in _ENDS if key in given}
@@ -254,7 +257,7 @@ def _refuse_stages(launch: Arguments, given: dict[str, int], layers: int, pp: in
         stages = pp * per
     whole = f"{layers} layers" + (f" and {' and '.join(counted)}" if counted else "")
     fits = _fitting_layers(layers, pp, stages, counted, alone=not (per or virtual > 1))
-    launch.cannot("num_layers", f"{whole} do not divide over {counts}: {total} % {stages} = {total % stages}", fits)
+    launch.cannot("num_layers", f"{whole} is not a multiple of {counts}: {total} % {stages} = {total % stages}", fits)
 
 
 def _fitting_layers(layers: int, pp: int, stages: int, counted: list[str], *, alone: bool) -> str:
@@ -270,7 +273,7 @@ def _fitting_layers(layers: int, pp: int, stages: int, counted: list[str], *, al
 
 
 def _fitting_end(layers: int, pp: int, ends: Mapping[str, int]) -> int | None:
-    """Layers of the last of the given end stages, nearest to what is given, with which the stages between are whole; None if none fit."""
+    """Layers of the last given end stage, nearest to its number, for which the remaining layers divide evenly; None if none fit."""
     *rest, (_, given) = ends.items()
     between, left = pp - len(ends), layers - sum(size for _, size in rest)
     found = [size for size in range(1, left + 1) if (left - size) % between == 0] if between else [left] if left > 0 else []

@@ -84,7 +84,7 @@ def _pieces(data: bytes) -> int | None:
 
 
 def _number(data: bytes, place: int) -> tuple[int, int]:
-    """A number in pieces of seven bits, and the place after it."""
+    """A varint (seven bits per byte), and the position after it."""
     found = shift = 0
     while place < len(data) and shift < 64:
         found |= (data[place] & 127) << shift

@@ -92,7 +92,7 @@ WORDS_OF_MODEL = {
 NAMELESS = re.compile(r"(?:^|/)tokenizer(?:\.model|\.json)?$|path[/_ -]?to(?![a-z])|<[^>]*>|(?<![a-z])your(?![a-z])", re.IGNORECASE)
 """Names of files that every tokenizer has, and placeholders of examples."""
 OF_TYPE = {"Llama2Tokenizer": 32_000, "Llama3Tokenizer": 128_256}
-"""Sizes that a type suggests where the file of the tokenizer is not named."""
+"""Sizes that a type suggests if the tokenizer's file is not named."""
 OF_SIZES: dict[str, tuple[int, int, tuple[tuple[int, int, int], ...]]] = {
     "Llama 2": (32_000, 10_000, ((4096, 11_008, 32), (5120, 13_824, 40), (8192, 28_672, 8))),
     "Llama 3": (128_256, 500_000, ((2048, 8192, 8), (3072, 8192, 8), (4096, 14_336, 8), (8192, 28_672, 8), (16_384, 53_248, 8))),
@@ -132,7 +132,7 @@ def tokenizer_size(kind: Any, model: Any, vocabulary: Any = None, script: str = 
 
     A file that is here is counted, and the name of a model in its path has that model's tokens. Where no file is named, or by a variable
     that is set nowhere, or by no name of its own (`data/tokenizer.model`), the script's name, then the type and then the model's sizes
-    suggest one. A name of its own has no guess but a number in it: a tokenizer of one's own may be behind it.
+    suggest one. A name that no type has gives no guess except a number in it: it may be a custom tokenizer.
 
     Args:
         kind: `--tokenizer-type`; None for Megatron's default.
@@ -174,7 +174,7 @@ def _suggested(kind: str, shown: str, script: str, sizes: Sizes | None) -> Token
 def patched_words(kind: Any, load: Any, script: str) -> int | None:
     """Words to which `--extra-vocab-size` adds rows, by the checkpoint, then the script's place, then `--patch-tokenizer-type`.
 
-    The type comes last, since one serves several models. Source: `megatron_patch/tokenizer/__init__.py` of alibaba/Pai-Megatron-Patch.
+    The type comes last, since several models share one. Source: `megatron_patch/tokenizer/__init__.py` of alibaba/Pai-Megatron-Patch.
     """
     names = ("/".join(str(load or "").split("/")[-2:]), "/".join(str(Path(script).absolute()).split("/")[-2:]), str(kind or ""))
     found = (size for name in names for part, size in WORDS_OF_MODEL.items() if re.search(part, name.lower()))
@@ -182,7 +182,7 @@ def patched_words(kind: Any, load: Any, script: str) -> int | None:
 
 
 def _of_gpt2(vocabulary: Any, shown: str, script: str) -> Tokens:
-    """The tokens of a table in GPT-2's form: GPT-2's own where no other is named."""
+    """The tokens of a vocabulary file in GPT-2's format; GPT-2's own if no other is named."""
     if not isinstance(vocabulary, str) or unset_names(vocabulary) or re.search(r"gpt-?2", vocabulary.lower()):
         return Tokens(GPT2_TOKENS, shown)
     if NAMELESS.search(vocabulary):
@@ -196,7 +196,7 @@ def _of_gpt2(vocabulary: Any, shown: str, script: str) -> Tokens:
 
 
 def _of_number(name: str, shown: str) -> Tokens:
-    """The one number in a tokenizer's name that can be a size; no tokens without one."""
+    """The only number in a tokenizer's name that can be a size; no guess without one."""
     found = {int(each) for each in _NUMBER.findall("/".join(name.split("/")[-2:]).lower())}
     return Tokens(found.pop(), shown, "as its name says") if len(found) == 1 else Tokens(None, shown)
 

@@ -39,7 +39,7 @@ class JobConfig(ProgramConfig):
         values: Values by current names.
         stated: The model's configuration, if the file itself states it.
         settings: `KEY=VALUE` texts of the section that `megaplan export` writes.
-        beyond: Reasons for which the estimate of host torchtitan is not that of the job.
+        beyond: Reasons why the estimate of host torchtitan does not apply to the job.
     """
 
     defaults = DEFAULTS
@@ -54,7 +54,7 @@ class JobConfig(ProgramConfig):
             policy: Policy for keys that the importer does not know.
 
         Raises:
-            MegaplanError: MP916 if it is none of them, or no table; MP932 and MP933 of a Python file.
+            MegaplanError: MP916 if it has another format, or is not a table; MP932 and MP933 of a Python file.
         """
         super().__init__(name, policy)
         self._unknown: list[str] = []
@@ -136,7 +136,7 @@ class JobConfig(ProgramConfig):
     def names(self, key: str) -> list[str]:
         """A list of texts."""
         found = self.value(key)
-        if isinstance(found, str):  # as in 2025, where a text was also a list
+        if isinstance(found, str):  # as in 2025, when a text could replace a list
             return [name.strip() for name in found.split(",") if name.strip()]
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             self.wrong(key, "a list of texts")
@@ -179,7 +179,7 @@ def _are_settings(groups: Any) -> bool:
 
 
 def _resembles(key: str) -> bool:
-    """True if a key is that of a section that is read, misspelt."""
+    """True if a key is a misspelt name of a section that is read."""
     return bool(get_close_matches(key, DEFAULTS, cutoff=0.85))
 
 

@@ -18,7 +18,7 @@ from megaplan.importers.torchtitan.sizes import VOCABULARIES, flavor_of
 
 MOST_FOLDERS, MOST_BYTES, MOST_FILES = 8, 2**20, 64
 RESERVED_TOKENS = 256
-"""Tokens that torchtitan's tokenizer of Llama 3 adds to its file's."""
+"""Tokens that torchtitan's Llama 3 tokenizer adds to the file's tokens."""
 _NAMED = {
     r"tests?/assets/test_tiktoken\.model$": 2256, r"llama[-_]?2": 32_000, r"llama[-_]?3": 128_256, r"qwen[-_]?3": 151_669,
     r"deepseek[-_]?(?:moe|v2)": 100_002,
@@ -97,7 +97,7 @@ def tokens_of(path: str, tokenizer: str | None) -> int | None:
 
 
 def _is_ranks(lines: list[bytes]) -> bool:
-    """True if the lines are those of tiktoken: a token in base 64, and its rank."""
+    """True if the lines have tiktoken's format: a token in base 64, and its rank."""
     return all(re.fullmatch(rb"[A-Za-z0-9+/=]+ \d+", line) for line in lines if line)
 
 
@@ -148,7 +148,7 @@ def _table(registry: Registry, model: str, flavor: str, *, follows: bool = True)
 
 
 def _stated(node: ast.stmt, stem: str, flavor: str) -> ast.expr | None:
-    """The value of a flavor that a statement gives it, in a whole table or by assignment to a place of one."""
+    """The value that a statement gives a flavor, in a table or by assignment to one of its keys."""
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return None
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:

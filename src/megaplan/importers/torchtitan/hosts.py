@@ -16,7 +16,7 @@ OTHER_HOST = "megarun"
 
 
 def check_for_hosts(document: Document, config: JobConfig, policy: Policy) -> tuple[Document, LoadedSpec, list[Diagnostic]]:
-    """A checked document, for host megarun where torchtitan's own estimate lacks something; a warning says what.
+    """A checked document; for host megarun if the estimate of torchtitan lacks something, which a warning names.
 
     Args:
         document: Plain values of a spec for host torchtitan, or for another that a setting names.
@@ -24,7 +24,8 @@ def check_for_hosts(document: Document, config: JobConfig, policy: Policy) -> tu
         policy: Policy of the import; a strict one takes no other host.
 
     Raises:
-        MegaplanError: The errors of host megarun where torchtitan's estimate lacks something, with the warning; else those of torchtitan.
+        MegaplanError: The errors of host megarun, with the warning, if torchtitan's estimate lacks something; else those of host
+            torchtitan.
     """
     if _is_of_other(document):
         document = _without_second_dispatch(document)
@@ -58,7 +59,7 @@ def _is_of_other(document: Document) -> bool:
 
 
 def _without_second_dispatch(document: Document) -> Document:
-    """The document, whose experts keep what they dispatched where the rest is computed twice: megarun refuses to dispatch twice."""
+    """The document with experts whose dispatch is not recomputed under full recompute: megarun refuses to dispatch twice."""
     recompute, model = document.value.get("recompute"), document.value.get("model")
     if not (isinstance(recompute, dict) and recompute.get("default") == "full" and isinstance(model, dict) and model.get("moe")):
         return document

@@ -98,24 +98,25 @@ OF_2025 = frozenset({"training.compile"}) | frozenset(key for key in MOVED if ke
 
 ONE_RANK = {
     Age.TOML_2024: "without FSDP2 parameters and products are fp32",
-    Age.TOML_2025: "without FSDP2 products are fp32, or those of autocast on one GPU",
+    Age.TOML_2025: "without FSDP2 products are in fp32, on one GPU in the dtype of autocast",
     Age.CURRENT: "without FSDP2 products are fp32, or those of autocast on one GPU",
 }
-"""Products of versions that read TOML where `dp_shard · cp` is 1. Later ones, of Python or JSON, shard over one rank: 16-bit copies.
+"""Products of versions that read TOML where `dp_shard · cp` is 1.
 
+Later configurations, in Python or JSON, shard over one rank: 16-bit copies.
 Source: `parallelize_llama` of torchtitan at 95677cb9 and 9810191b^, `maybe_enable_amp` (0b44d4c4), which 00b7f569 removed.
 """
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "training.enable_cpu_offload": (False, "parameters and state in the host's memory are not priced"),
-    "parallelism.disable_loss_parallel": (False, "whole logits on every rank of tensor parallelism are not priced"),
-    "optimizer.param_groups": (None, "groups of parameters with optimizers of their own are not priced"),
-    "parallelism.full_dtensor": (False, "what it keeps in addition is not priced"),
+    "parallelism.disable_loss_parallel": (False, "full logits on every tensor-parallel rank are not priced"),
+    "optimizer.param_groups": (None, "parameter groups with separate optimizers are not priced"),
+    "parallelism.full_dtensor": (False, "its additional memory is not priced"),
     "parallelism.enable_fsdp_symm_mem": (False, "symmetric memory is outside torch's allocator and not priced"),
-    "optimizer.optimizers": (None, "groups of parameters with optimizers of their own are not priced"),
+    "optimizer.optimizers": (None, "groups of parameters with their own optimizers are not priced"),
     "parallelism.enable_sequence_parallel": (True, "tensor parallelism without sequence parallelism is not priced"),
     "parallelism.enable_compiled_autograd": (False, "compiled autograd keeps other tensors"),
-    "parallelism.pipeline_parallel_schedule_csv": ("", "a schedule of one's own is not read"),
+    "parallelism.pipeline_parallel_schedule_csv": ("", "a custom schedule is not read"),
     "fault_tolerance.enable": (False, "replicas of torchft are not priced"),
     "float8.scaling_type_input": ("dynamic", "delayed scaling is not priced"),
     "float8.scaling_type_weight": ("dynamic", "delayed scaling is not priced"),
@@ -125,7 +126,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "memory_estimation.enable": (False, "it trains nothing"),
     "memory_estimation.enabled": (False, "it trains nothing"),
 }
-"""Keys that stop an import at any other value than this one, and the reason."""
+"""Keys with the only value at which an import continues, and the reason."""
 IGNORED = frozenset({
     "training.disable_cuda_graphs", "model.moe_comm_backend", "model.non_blocking_capacity_factor",
     "model.use_flex_attn", "model.attn_mask_type", "model.tp_gemm_backend",

@@ -1,7 +1,7 @@
 """Models of torchtitan's registry by name and flavor, as sections of a spec.
 
 Source: torchtitan/models/llama3/__init__.py, and those of llama4, qwen3 and deepseek_v3, at 9810191b^, the last version with TOML files;
-gpt_oss's of 2026, and llama2's of 2024. Vocabularies of llama2 and llama3 are those of the tokenizers that those files name.
+gpt_oss of 2026, and llama2 of 2024. Vocabularies of llama2 and llama3 are from the tokenizers that these files name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, 
 
 
 class Experts(NamedTuple):
-    """Experts of a block: their number and inner width, those of a token, the shared one's width, and how scores are made."""
+    """Experts of a block: their number and inner width, number per token, the shared expert's width, and the score function."""
 
     number: int
     top_k: int
@@ -55,7 +55,7 @@ class Flavor(NamedTuple):
         experts: Experts in place of the MLP; None for a dense decoder.
         dense: First blocks that have the MLP all the same.
         q_rank: Width of the queries' latent under latent attention, 0 without one; None for grouped queries.
-        every: Blocks for one with experts, the last of them.
+        every: Period of blocks with experts: the last of each `every` blocks.
         latent: Widths of latent attention, as `LATENT` lists them.
         scored_first: True if rows are multiplied by their scores before the experts.
     """
@@ -187,7 +187,7 @@ def gpt_oss(fields: dict[str, int]) -> dict[str, Any]:
 
 
 def flavors_of(name: str) -> tuple[str, ...]:
-    """Flavors of a model of the registry; none of a model that is not in it."""
+    """Flavors of a model of the registry; empty for other models."""
     return (*FLAVORS.get(name, {}), *(GPT_OSS if name == OSS else ()))
 
 
@@ -196,7 +196,7 @@ def nearest(name: str, flavor: str) -> str | None:
 
     Args:
         name: Name of a model, of the registry or a fork's own.
-        flavor: A flavor that the registry has not: one that begins with a known flavor is nearest to that.
+        flavor: A flavor that the registry lacks; if it begins with a known flavor, that one is nearest.
     """
     models = [name] if name in MODELS else get_close_matches(name, MODELS, len(MODELS), LEAST_LIKE)
     known = [(model, each) for model in models for each in flavors_of(model)]
@@ -207,7 +207,7 @@ def nearest(name: str, flavor: str) -> str | None:
 
 
 def _likeness(one: str, other: str) -> tuple[int, float, float]:
-    """Letters of the known flavor that the other begins with, closeness of their billions of parameters, and that of their letters."""
+    """Length of the known flavor that the other begins with, closeness of their billions of parameters, and likeness of their letters."""
     found = [re.match(r"(\d+(?:\.\d+)?)b", each) for each in (one, other)]
     counts = [float(each[1]) for each in found if each is not None and float(each[1])]
     close = -abs(log(counts[0] / counts[1])) if len(counts) > 1 else -inf
@@ -221,7 +221,7 @@ def section_of(model: str) -> dict[str, Any]:
 
 
 LEAST_LIKE = 0.7
-"""Likeness of a model's name to that of one in the registry, from 0 to 1, from which it is a version of that one."""
+"""Likeness (0 to 1) of a model's name to one in the registry from which it counts as a version of that model."""
 SUFFIXES = ("_attn", "_flash", "_flex", "_varlen", "_non", "_fused_qkv", "_deepep", "_hybridep")
 """Ends of flavors that have the same sizes: other kernels, or one product for queries, keys and values."""
 REFUSED = {
@@ -233,7 +233,7 @@ REFUSED = {
     "deepseek_v4": "compressed keys and several residual streams have no counterpart in host torchtitan",
     "muse_glimmer": "norms of embeddings and a capped head have no counterpart in host torchtitan",
 }
-"""Flavors, or whole models, of the registry that have no spec, and the reason."""
+"""Flavors, or models, of the registry that have no spec, and the reason."""
 
 
 def registered(name: str) -> str:

@@ -1,8 +1,8 @@
 """Configurations in Python, which torchtitan has since 2026 (`config_registry.py`), read from the syntax tree: nothing in the file runs.
 
 A configuration is a function that returns `Trainer.Config(...)`. Constants, arithmetic with integers, calls of other functions of the
-file, assignments to names and to fields of a configuration are followed. Everything else is a value that is not known; it is an error
-where a key that matters has it.
+file, assignments to names and to fields of a configuration are followed. Everything else is an unknown value, which is an error in a key
+that matters.
 
 Source: torchtitan/models/llama3/config_registry.py and qwen3/config_registry.py of pytorch/torchtitan, 2026.
 """
@@ -74,7 +74,7 @@ class Reader:
     """Follows the functions of one file."""
 
     def __init__(self, tree: ast.Module, *, builds_layers: bool = False) -> None:
-        """`builds_layers`: calls of functions that loop are values, with what they are given."""
+        """`builds_layers`: calls of functions that loop are values, with their arguments."""
         functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         self.functions = {node.name: node for node in functions if not (builds_layers and _loops(node))}
         self._depth = 0
@@ -115,7 +115,7 @@ class Reader:
             self._forget(node, scope)
 
     def _forget(self, node: ast.stmt, scope: dict[str, Any]) -> None:
-        """Forget what a branch, a loop or a call may change: fields that it assigns, and all that a loop or a call names."""
+        """Forget values that a branch, a loop or a call may change: fields that it assigns, and all names in a loop or call."""
         if isinstance(node, ast.For) and self._changes_fields(node, scope):
             return
         named: list[ast.AST] = []
@@ -134,7 +134,7 @@ class Reader:
                 scope[each.id] = Unread(node.lineno)
 
     def _changes_fields(self, loop: ast.For, scope: Mapping[str, Any]) -> bool:
-        """True if a loop only assigns fields of what it goes through, which are not known from then on."""
+        """True if a loop only assigns fields of the items that it iterates over, which are unknown afterwards."""
         changed, made = _fields_alone(loop), self.value(loop.iter, scope)
         owners = [each for each in (made if isinstance(made, list) else [made]) if isinstance(each, Made)]
         for owner in owners if changed is not None else ():
@@ -224,7 +224,7 @@ def read_registry(text: str, name: str, function: str | None = None) -> dict[str
         raise MegaplanError([diagnostic("MP916", f"no Python: {error}", Location(name))]) from None
     reader = Reader(tree)
     made, chosen = _chosen({each: reader.call(each, [], {}) for each in reader.functions}, name, function)
-    from megaplan.importers.torchtitan.models import REFUSED  # noqa: PLC0415  (a table of its own)
+    from megaplan.importers.torchtitan.models import REFUSED  # noqa: PLC0415  (its own table)
 
     keys = dict(_keys(made, name, chosen))
     unread = {key: value for key, value in keys.items() if isinstance(value, Unread if key == STATED else Unread | Made)}
@@ -244,7 +244,7 @@ def _chosen(found: Mapping[str, Any], name: str, function: str | None) -> tuple[
     chosen = function or (known[0] if len(known) == 1 else None)
     if chosen is not None and chosen not in known and isinstance(made := found.get(chosen), Unread | Made):
         where = f"on line {made.line}" if isinstance(made, Unread) else f"by {made.name}, which is not in the file"
-        raise MegaplanError([diagnostic("MP932", f"what {chosen} returns is made {where}", Location(name, line=made.line))])
+        raise MegaplanError([diagnostic("MP932", f"the value that {chosen} returns is built {where}", Location(name, line=made.line))])
     if chosen is None or chosen not in known:
         asked = f"no function {function} of the file returns" if function else f"{len(known) or 'no'} functions of the file return"
         hints = [f"--config {each}" for each in known[:12]]
@@ -256,7 +256,7 @@ IGNORED = frozenset(
     {"hf_assets_path", "metrics", "profiling", "profiler", "dataloader", "validator", "checkpoint", "lr_scheduler", "debug", "comm", "job"}
     | {"tokenizer", "loss", "dump_folder", "print_config", "fault_tolerance"}
 )
-"""Fields of a configuration that change no tensor of a step, or, of the loss, only where its logits are cut into chunks."""
+"""Fields of a configuration that change no tensor of a step; of the loss, only the chunking of logits."""
 
 
 def _keys(config: Made, name: str, function: str) -> Iterator[tuple[str, Any]]:
@@ -326,7 +326,7 @@ def _converter(made: Made) -> str:
 
 def _model_name(name: str, function: str) -> str:
     """The model's name: the folder of torchtitan's own file, or the beginning of the function's name."""
-    from megaplan.importers.torchtitan.models import FLAVORS, REFUSED  # noqa: PLC0415  (a table of its own)
+    from megaplan.importers.torchtitan.models import FLAVORS, REFUSED  # noqa: PLC0415  (its own table)
 
     known = {*FLAVORS, *(each for each in REFUSED if "/" not in each)}
     parts = name.replace("\\", "/").split("/")
@@ -342,7 +342,7 @@ def _field(owner: Any, node: ast.Attribute) -> Any:
 
 
 def _is_config(made: Any) -> bool:
-    return isinstance(made, Made) and "model_spec" in made.given  # a fork's class has a name of its own
+    return isinstance(made, Made) and "model_spec" in made.given  # a fork's class has another name
 
 
 def _fields_alone(loop: ast.For) -> list[str] | None:

@@ -1,7 +1,7 @@
 """Sizes of a decoder from a flavor in Python.
 
 A flavor is made of arguments of the model (2024 and 2025), of its configuration with those of a layer inside (March 2026), or by a function
-that gives the sizes to one that builds all layers (July 2026).
+that passes the sizes to another one, which builds all layers (July 2026).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def flavor_of(made: Made, model: str, vocabulary: int | None = None) -> Flavor |
 
 
 def _sizes(made: Made, of: str) -> dict[str, Any] | None:
-    """Sizes by their names, of a call and of those inside it; None if a field is not known. `of` is the field that the call is."""
+    """Sizes by name, of a call and of nested calls; None if a field is not known. `of` is the field that the call is."""
     found: dict[str, Any] = {}
     for given, value in made.given.items():
         key = "moe_hidden_dim" if of == "moe" and given == "hidden_dim" else _SAME.get(given, given)
@@ -135,7 +135,7 @@ def _flavor(given: dict[str, Any], model: str) -> Flavor | None:
 
 
 def _of_llama4(given: dict[str, Any]) -> dict[str, Any]:
-    """Defaults of llama4: experts in every second block, as wide as the MLP would be, cut by those that a token has."""
+    """Defaults of llama4: experts in every second block, with the MLP's width divided by the number of experts per token."""
     found: dict[str, Any] = _OF_EXPERTS | {"interleave_moe_layer_step": 2} | given
     shared = int(found["num_shared_experts"])
     parts = int(found["top_k"]) + shared if found.get("auto_scale_hidden_dim", True) else 1
@@ -144,7 +144,7 @@ def _of_llama4(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _widths(given: dict[str, Any], model: str) -> tuple[Any, Any, Any, Any]:
-    """Key heads, width of a head and of the MLP, and vocabulary, where they are known."""
+    """Key heads, width of a head and of the MLP, and vocabulary, if known."""
     dim, heads = given["dim"], given["n_heads"]
     head_dim = given.get("head_dim") or (128 if model == "qwen3" else dim // heads)
     if model == "deepseek_v3":

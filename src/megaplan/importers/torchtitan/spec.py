@@ -58,7 +58,7 @@ LOCAL, GLOBAL = "training.local_batch_size", "training.global_batch_size"
 PUBLISHED = re.compile(r"/[A-Za-z][\w.]*-[\w.-]*\d")
 """Part of a name on a hub that no flavor has: letters, a dash and a size or version."""
 EXAMPLE = "llama3/8B"
-"""Model whose sizes show how those of a model unlike any in the registry are written."""
+"""Model whose sizes are the example for a model that resembles none in the registry."""
 MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
 
@@ -125,7 +125,7 @@ def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, 
     starts = read_stages(config, blocks, mesh["pp"], looped=SCHEDULES[kind].least_vpp > 1) if mesh["pp"] > 1 else [0]
     mesh["vpp"] = max(1, len(starts) // mesh["pp"])
     if len(starts) != mesh["pp"] * mesh["vpp"]:
-        config.refuse("parallelism.pipeline_parallel_degree", f"{len(starts)} stages are not a multiple of it")
+        config.refuse("parallelism.pipeline_parallel_degree", f"{len(starts)} stages are not a multiple of the pipeline degree")
     micro, count, updates = _batch(config, mesh)
     schedule: dict[str, Any] = {"num_microbatches": count, "steps_per_update": updates}
     plain: dict[str, Any] = {
@@ -156,7 +156,7 @@ def _document(config: JobConfig, title: str, gpus: int | None, model: dict[str, 
 
 
 def _clip(config: JobConfig) -> float | None:
-    """The norm to which gradients are clipped; None for one that no gradient reaches, and for −1, by which forks turn it off."""
+    """The norm to which gradients are clipped; None for a norm that no gradient reaches, and for −1, by which forks disable it."""
     norm = -1.0 if config.values.get("training.max_norm") == -1 else config.number("training.max_norm")
     return norm if 0 < norm < NO_CLIP else None
 
@@ -170,7 +170,7 @@ def _section(config: JobConfig) -> dict[str, Any]:
     if config.values.get("model.n_layers") is not None:  # Primus's, of a flavor's field
         flavor = flavor._replace(blocks=config.whole("model.n_layers"))
     if flavor.scored_first:
-        config.say("rows are multiplied by their scores before the experts, and the estimate has it after them: as many bytes, later")
+        config.say("rows are multiplied by their scores before the experts; the estimate has it after them: the same bytes, later")
     return flavor.section()
 
 
@@ -226,7 +226,7 @@ def _tokenizer(config: JobConfig) -> str | None:
 
 
 def _plain(flavor: str) -> str:
-    """A flavor without what changes its kernels alone."""
+    """A flavor without suffixes that change only its kernels."""
     while (end := next((each for each in SUFFIXES if flavor.endswith(each)), None)) is not None:
         flavor = flavor.removesuffix(end)
     return flavor
@@ -261,7 +261,7 @@ def _mesh(config: JobConfig, gpus: int | None, *, routed: bool) -> tuple[dict[st
 
 
 def _launched(config: JobConfig, mesh: dict[str, Any], ep: int, others: int) -> int:
-    """Data ranks of a job whose GPUs no one states: the launcher's, fewer for its batch, but as many as experts and replicas need."""
+    """Data ranks of a job without a number of GPUs: the launcher's, or fewer for the batch; at least those of experts and replicas."""
     replicated, cp = mesh["dp_replicate"] > 1 and mesh["cp"] == 1, int(mesh["cp"])
     least = max(2 if replicated else 1, -(-ep // cp))
     found = max(least, LAUNCHED // others)
@@ -307,7 +307,7 @@ def _state(config: JobConfig) -> dict[str, Any]:
     if adapters := [name for name in others if "lora" in name.lower()]:
         config.refuse("model.converters", f"{', '.join(adapters)} is not priced; float8 linears are", "converters = []")
     elif others:
-        config.say(f"left out of model.converters: {', '.join(others)}; products are in {precision['params']}")
+        config.say(f"not read of model.converters: {', '.join(others)}; products are in {precision['params']}")
     if config.low or len(config.names("model.converters")) > len(others):
         precision["recipe"] = _recipe(config)
     if not str(config.value("optimizer.name")).endswith(ADAM):
@@ -325,7 +325,7 @@ def _recipe(config: JobConfig) -> dict[str, Any]:
     if set(filters) - UNCAST:
         config.refuse(skipped, "float8 linears of all blocks, and not of the output, are priced", 'filter_fqns = ["output"]')
     elif not {"output", "lm_head"} & set(filters):
-        config.say("float8 of the output's product is left out")
+        config.say("float8 of the head's product is not carried over")
     gathers = config.switch(FLOAT8 + "enable_fsdp_float8_all_gather")
     return {"name": recipes.get(str(name), "fp8_current"), **({"param_gather": True} if gathers else {})}
 
@@ -334,7 +334,7 @@ def _checkpointing(config: JobConfig) -> dict[str, Any]:
     """The section `recompute` and the keys of `host` that belong to it."""
     mode = config.value(MODE)
     if mode == "memory_budget":
-        config.refuse(MODE, "what the compiler's partitioner keeps under a budget is not priced", 'mode = "selective"')
+        config.refuse(MODE, "tensors that the compiler's partitioner saves under a budget are not priced", 'mode = "selective"')
     policy = config.choice(MODE, {"selective": "selective", "full": "full", "none": "none", "memory_budget": "none"})
     if policy != "selective":
         return {"recompute": {"default": policy}, "host": {}}

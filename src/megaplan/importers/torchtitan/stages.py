@@ -1,4 +1,4 @@
-"""torchtitan's cuts of a model into stages: by modules, by split points, or by its own rules."""
+"""torchtitan's division of a model into stages: by modules, by split points, or by its own rules."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _weighted(config: JobConfig, blocks: int, stages: int, first: int, last: int
 
 
 def _split_points(blocks: int, stages: int) -> Starts:
-    """`generate_split_points` of 2024: the first and the last stage take an even share, those between take the remainder, one each."""
+    """`generate_split_points` of 2024: the first and the last stage take an even share, middle stages take the remainder, one each."""
     stages = min(stages, MAX_STAGES)
     share, rest = divmod(blocks, stages)
     sizes = [share, *(share + (index < rest) for index in range(stages - 2))]

@@ -52,10 +52,10 @@ class ForwardRunner:
         return loss * self._loss.num_tokens, self._loss.num_tokens
 
     def reshard(self) -> None:
-        """Free the gathered parameters, because the optimizer will change their shards; also what a layer has gathered for a depth.
+        """Free the gathered parameters, because the optimizer will change their shards; also those that a layer has gathered for a depth.
 
         An evaluation does not run the prediction depths, so an all-gather that the last layer has started for them (`_gather_ahead`) has to
-        end here: the next step would take its values, and the parameters may be others by then.
+        end here: otherwise the next step would use its outdated values.
         """
         for stage in self._stages:
             whole = whole_state(stage)
@@ -64,7 +64,7 @@ class ForwardRunner:
             for group in parameter_groups(stage):
                 if group._all_gather_result is not None:
                     group.wait_for_unshard()
-                for parameter in group.fsdp_params:  # what `sharding.reshard_size` keeps for a backward
+                for parameter in group.fsdp_params:  # the parts that `sharding.reshard_size` keeps for a backward
                     parameter._sharded_post_forward_param = parameter._sharded_post_forward_param_data = None
             for module in stage.modules():
                 if isinstance(module, FSDPModule):

@@ -1,9 +1,9 @@
 """FSDP2: every parameter is sharded in `precision.master` and gathered in `precision.params`.
 
-A stage whose parameters one data rank has whole is not wrapped (`megarun.parallel.apply.whole`).
+A stage whose parameters are unsharded on each data rank is not wrapped (`megarun.parallel.apply.whole`).
 
 Wrapped bottom up (R-55): a layer's expert bank, then the unit, one layer or `sharding.wrap` consecutive ones, then the stage, with the
-parameters outside the layers; a depth of multi-token prediction is a unit of its own. With `sharding.wrap: stage` only the stage is
+parameters outside the layers; a depth of multi-token prediction is a separate unit. With `sharding.wrap: stage` only the stage is
 wrapped. The stage's group is never resharded after forward, because its backward follows immediately. Dense parameters are sharded over
 dp_shard, an expert bank over efsdp, the ranks that own the same experts; dp_replicate has copies of both. Sharding is along dim 0, a
 bank's rows (`ParamTensor.stored_shape`).
@@ -121,7 +121,7 @@ def _take_bytes() -> None:
 
 
 def _keep_bytes(stage: Stage) -> None:
-    """Have packed rows gathered as they are: torch 2.11 would cast bytes to `param_dtype`, later versions do not."""
+    """Gather packed rows without a cast: torch 2.11 would cast bytes to `param_dtype`, later versions do not."""
     modules: list[Any] = [module for module in stage.modules() if isinstance(module, FSDPModule)]
     for parameter in (each for module in modules for group in groups_of(module) for each in group.fsdp_params):
         if not parameter.sharded_param.is_floating_point():

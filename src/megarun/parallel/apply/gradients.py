@@ -52,7 +52,7 @@ def keep_gradient_dtype(stage: nn.Module, spec: Spec) -> None:
 
 
 def parameter_groups(stage: nn.Module) -> Iterator[Any]:
-    """FSDP2's parameter groups of a stage and its submodules; one of several layers is that of each."""
+    """FSDP2's parameter groups of a stage and its submodules; a group of several layers is listed for each of them."""
     found = chain.from_iterable(groups_of(module) for module in stage.modules() if isinstance(module, FSDPModule))
     yield from dict.fromkeys(found)
 

@@ -1,16 +1,16 @@
 """Forward and backward of a microbatch, and the update, as CUDA graphs: recorded once, replayed without the host.
 
-The first steps are eager: they compile kernels and make what is made lazily. Then two graphs are recorded: of a step's first microbatch,
-whose backward makes the gradients, and of a later one, whose backward adds to them. Both read the batch from tensors of their own.
+The first steps are eager: they compile kernels and create lazily created state. Then two graphs are recorded: of a step's first microbatch,
+whose backward makes the gradients, and of a later one, whose backward adds to them. Both read the batch from their own tensors.
 Gradients stay between steps. With `host.cuda_graphs: step` the update by them is a third graph, recorded in the same step; it reads the
-learning rates and the clip factor from a tensor of its own, which the host writes after it has read loss and norm and judged the step.
+learning rates and the clip factor from its own tensor, which the host writes after it has read loss and norm and judged the step.
 
-The graphs share one memory pool: each reuses what those before it have freed, and a replay finds every tensor where it was recorded. They
-are replayed in the order in which they were recorded; a step that is skipped leaves out the update.
+The graphs share one memory pool: each reuses memory that earlier graphs have freed, and a replay finds every tensor at its recorded
+address. They are replayed in the order in which they were recorded; a step that is skipped leaves out the update.
 
-The functions that torch runs are those of eager steps, in the same order, so a replayed step is bitwise equal to an eager one. What the
-host decides while a graph is recorded is part of it: `megaplan.spec.step_graphs` names the plans in which the host decides by values, or
-talks to other ranks, and which therefore run eagerly.
+The functions that torch runs are those of eager steps, in the same order, so a replayed step is bitwise equal to an eager one. Decisions of
+the host during recording are fixed in the graph: `megaplan.spec.step_graphs` names the plans in which the host decides by values, or
+communicates with other ranks, and which therefore run eagerly.
 
 Source: torch/cuda/graphs.py; docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs".
 """
@@ -45,7 +45,7 @@ class Recorder(Protocol):
         ...
 
     def drop(self) -> None:
-        """Free what an unfinished recording holds."""
+        """Free the tensors of an unfinished recording."""
         ...
 
 
@@ -57,10 +57,10 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def record(self, work: Callable[[], None]) -> Replay:
-        """See `Recorder`. Before it, torch's allocator gives back what eager steps have freed, which the pool takes again."""
+        """See `Recorder`. Before recording, torch's allocator returns memory that eager steps have freed, which the pool then takes."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         try:
-            # the watchdog of a process group queries events in a thread of its own meanwhile
+            # the watchdog of a process group queries events in another thread meanwhile
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         finally:
@@ -87,7 +87,7 @@ class GraphedRunner:
     """An `AccumulatingRunner` whose microbatches, and with `whole_step` the updates by their gradients, are replayed once recorded.
 
     Attributes:
-        note: A message for the log that has not been taken yet: graphs were recorded, or why they were not; empty if there is none.
+        note: Pending message for the log: graphs were recorded, or the reason that they were not; else empty.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ def _failure(record: Callable[[], None]) -> str | None:
         record()
     except Exception as failure:
         first: BaseException = failure
-        while first.__context__ is not None:  # the end of a capture fails because of what failed in it
+        while first.__context__ is not None:  # the end of a capture fails because of the original error
             first = first.__context__
         return f"{type(first).__name__}: {first}".splitlines()[0]
     return None

@@ -1,8 +1,8 @@
 """Pairs of a forward and a backward whose experts' exchanges lie behind each other's computations (`host.moe_overlap`).
 
 torch's runtime of pipeline actions runs the two parts of `OVERLAP_F_B` one after the other. Here they take turns at every exchange of rows
-(`megarun.parallel.groups.turns`). What each does before and after its computation is what torch's runtime does for a single action; the
-messages of both are sent after the pair.
+(`megarun.parallel.groups.turns`). Before and after its computation each does the same as torch's runtime for a single action; the messages
+of both are sent after the pair.
 
 If both parts belong to one stage, a forward meets layers whose backward has begun. FSDP2 takes a forward of such a layer for a recompute,
 and sets no hooks for the backward of its microbatch, whose gradients would then not be summed before the end of that backward. A unit of
@@ -42,14 +42,14 @@ def _let_forwards_in(stage: nn.Module) -> None:
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             state: Any = fully_shard.state(module)  # type: ignore[attr-defined]  # set by torch's `contract`
-            state._modules_to_run_forward = set()  # in place of that of its hooks, for the end of a backward to clear
+            state._modules_to_run_forward = set()  # replaces its hooks' state, which the end of a backward clears
             continues = () if module is state._modules[0] else (state, *groups_of(module))
             module.register_forward_pre_hook(partial(_begins, state, continues), prepend=True)
             module.register_forward_hook(partial(_ends, state, groups_of(module)), prepend=True)
 
 
 def _begins(state: Any, continues: Sequence[Any], *_: Any) -> None:
-    """Have a layer run forward; within its unit, as if nothing else had run since the layer before it."""
+    """Run a layer's forward within its unit as if nothing else had run since the previous layer."""
     if state._training_state is TrainingState.PRE_BACKWARD:
         state._training_state = TrainingState.FORWARD
     for each in continues:

@@ -67,7 +67,7 @@ class ScheduleDualPipe(_PipelineScheduleRuntime):
 
 
 def with_transfers(orders: dict[int, list[Any]], num_parts: int, owner: Callable[[int], int]) -> dict[int, list[Any]]:
-    """The orders with their messages: each is sent after its action, and received where the receiver is at that time.
+    """The orders with their messages: each is sent after its action, and received at the receiver's position in its order at that time.
 
     So two ranks post their messages to each other in one order, as by torch's own pass, which ends a microbatch only at the last stage.
 

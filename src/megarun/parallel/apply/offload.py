@@ -1,11 +1,11 @@
 """Kept tensors of layers in host memory between forward and backward (`host.activation_offload`), by emptying their storages.
 
-What autograd saves in a layer's forward is copied to host memory while the next layer runs forward, and leaves the device with the end of
-that. It comes back while the layer after it runs backward. So besides the layer that runs, the device has what one layer keeps; the last
-layer of a stage waits for its copy. Copies run in a stream of their own. Saved tensors stay the same objects, whose storages have no bytes
-in between, so that values, views and the times at which autograd frees them are those without offload.
+Tensors that autograd saves in a layer's forward are copied to host memory while the next layer runs forward, and are freed on the device
+when that ends. It comes back while the layer after it runs backward. So in addition to the running layer the device has the saved tensors
+of one layer; the last layer of a stage waits for its copy. Copies run in their own stream. Saved tensors stay the same objects, whose
+storages have no bytes in between, so that values, views and the times at which autograd frees them are those without offload.
 
-Not copied: parameters, buffers and further arguments of a layer, which belong to others, and what a stage has received, which stays in its
+Not copied: parameters, buffers and further arguments of a layer, which others own, and tensors that a stage has received, which stay in its
 buffer. Host memory is taken at the first use, and used again by later microbatches.
 
 Source: torch.distributed.fsdp frees gathered parameters by emptying storages in the same way.
@@ -51,7 +51,7 @@ def offload_stage(stage: Stage, spec: Spec, inventory: Inventory, pool: HostPool
 
 
 def host_bytes(stages: Sequence[Stage]) -> int:
-    """Host memory that a rank's stages have taken for kept tensors."""
+    """Host memory of a rank's stages for saved tensors."""
     return sum(pool.num_bytes for pool in {vars(stage)[_POOL] for stage in stages if _POOL in vars(stage)})
 
 
@@ -73,7 +73,7 @@ class HostPool:
         return torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def take(self, num_bytes: int) -> Tensor:
-        """Memory, uint8 [num_bytes]; its former contents are read no more once the stream has come here."""
+        """Memory, uint8 [num_bytes]; its former contents are no longer needed once the stream reaches this point."""
         if self._free[num_bytes]:
             return self._free[num_bytes].pop()
         self.num_bytes += num_bytes
@@ -86,7 +86,7 @@ class HostPool:
         self._free[len(memory)].append(memory)
 
     def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> torch.cuda.Event | None:
-        """Begin to copy from each pair's second tensor to its first, after what the current stream has; returns the copies' end."""
+        """Begin to copy from each pair's second tensor to its first, after the current stream's work; returns an event at the end."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream), torch.no_grad():  # none on a CPU
@@ -114,7 +114,7 @@ class KeptTensors:
         self._away = False
 
     def save(self, tensor: Tensor) -> Tensor:
-        """Note what autograd saves; as a tensor without a graph, since an output would refer to its own."""
+        """Record a tensor that autograd saves, detached, since an output would reference its own graph."""
         storage = tensor.untyped_storage()
         if tensor.device.type == self._pool.device.type and storage._cdata not in self._others:
             self._whole.setdefault(storage._cdata, _whole(tensor))
@@ -144,7 +144,7 @@ class KeptTensors:
         self._copied = self._pool.copy(zip(self._whole.values(), self._on_host(), strict=True))
 
     def arrive(self) -> None:
-        """Wait until all is on the device, where it is autograd's alone from now on."""
+        """Wait until all tensors are on the device; from then on only autograd references them."""
         self.fetch()
         self._pool.wait(self._copied)
         if self._memory is not None:
@@ -160,7 +160,7 @@ class KeptTensors:
 
 
 class _Passing:
-    """The kept tensors of the layer before, of the microbatch that runs forward."""
+    """The saved tensors of the previous layer, of the microbatch in its forward."""
 
     kept: KeptTensors | None = None
 
@@ -174,7 +174,7 @@ def _run(
     x: Tensor,
     *further: Any,
 ) -> Tensor:
-    """Forward of a layer; `at_ends` says if it is the first of its stage, and if nothing of the stage runs after it."""
+    """Forward of a layer; `at_ends`: whether it is the first layer of its stage, and whether it is the last part."""
     if not torch.is_grad_enabled():
         return forward(x, *further)
     before, own = None if at_ends[0] else passing.kept, None

@@ -1,13 +1,13 @@
 """`precision.recipe.param_gather`: FSDP2 gathers packed weights (`megaplan.spec.local`), made of each rank's shard.
 
-What FSDP2 calls the unsharded parameter has the weight's shape and no elements of its own: products read the packed rows that it carries.
+What FSDP2 calls the unsharded parameter has the weight's shape and no elements: products read the packed rows that it carries.
 torch's extension of the all-gather (`fsdp_pre_all_gather`) would not do: its inputs must have a padded shard's shape where shards are
 uneven, and it knows no parts that are kept between forward and backward.
 
-With scaling tensor and nvfp4, scales depend on the largest magnitude of the whole weight, with fp8_blockwise on those of its blocks, which
-shards may divide, and with rows, for the gradient of the input, on those of its columns. A stage finds those of all its weights at once, in
-the first gather after they changed, by one all-reduce of maxima; torchao does so once a step, too. Under delayed scaling the factors are
-known before the gather, which exchanges no maxima: a rank records its shard's.
+With scaling tensor and nvfp4, scales depend on the largest magnitude of the whole weight; with fp8_blockwise on the magnitudes of its
+blocks, which shards may divide; with rows, for the gradient of the input, on its columns'. A stage finds the scales of all its weights at
+once, in the first gather after they changed, by one all-reduce of maxima; torchao also does this once per step. Under delayed scaling the
+factors are known before the gather, which exchanges no maxima: a rank records its shard's.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py; torchao 0.18, `precompute_float8_dynamic_scale_for_fsdp`.
 """
@@ -124,7 +124,7 @@ class _PackedParameter(FSDPParam):
 
     @staticmethod
     def of(parameter: Any, group: Any, maxima: _Maxima, used: torch.dtype, count: int, *, both: bool) -> None:
-        """Make a parameter of this group one, of `count` matrices, which is rounded to the dtype `used` before it is packed."""
+        """Make a parameter of this group packed: it has `count` matrices and is rounded to the dtype `used` before packing."""
         parameter.__class__ = _PackedParameter
         has_other = maxima.scaling in TWO_FORMS
         parameter.group, parameter.maxima, parameter.used, parameter.version = group, maxima, used, -1
@@ -175,7 +175,7 @@ class _PackedParameter(FSDPParam):
         return [packed.view(-1)]
 
     def pieces(self) -> Iterator[tuple[slice, int, int]]:
-        """Rows of the shard that are one matrix', its index and the first one's place; what fills the last shard is with the last."""
+        """Rows of the shard that belong to one matrix, its index and its first row's position; padding belongs to the last."""
         rows, each = self.padded_sharded_param_size[0], self._orig_size[0] // self.groups
         first, place = rows * self.group.mesh_info.shard_mesh_rank, 0
         while place < rows:

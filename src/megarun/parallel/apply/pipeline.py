@@ -152,7 +152,7 @@ class AccumulatingRunner:
         return total
 
     def begin(self) -> None:
-        """Reset what the microbatches of a step sum."""
+        """Reset the sums over the microbatches of a step."""
         start_sums([self.stage])
 
     def microbatch(self, part: Batch) -> Tensor:
@@ -169,7 +169,7 @@ class PipelineRunner:
     """torch's schedule over the stages of the pp axis, one or several on each rank, run `schedule.steps_per_update` times.
 
     Unsharded gradients are kept between these steps, and the last one reduces them: bitwise equal to one step of all microbatches, with
-    one reduction per update, and without gradient shards in addition to the unsharded gradients. Receive buffers are those of one step.
+    one reduction per update, and without gradient shards in addition to the unsharded gradients. Receive buffers exist for one step.
 
     Shapes are stated, so that torch infers none by running the model, and the outputs of the last stage are not collected.
     """

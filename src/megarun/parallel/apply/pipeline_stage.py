@@ -84,7 +84,7 @@ class FullBackwardStage(PipelineStage):
     def forward_one_chunk(
         self, fwd_chunk_id: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, save_forward_output: bool = True
     ) -> Any:
-        """F of a microbatch; with two copies of the model, by the keyword inputs of this one's."""
+        """F of a microbatch; with two copies of the model, with this copy's keyword inputs."""
         if kwargs is not None and HALVES in kwargs:
             kwargs = kwargs[HALVES][self.stage_index >= self.group_size]
         return super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
@@ -113,7 +113,7 @@ class FullBackwardStage(PipelineStage):
 
 
 def _share(table: dict[int, Any], number: int, num_microbatches: int) -> None:
-    """Give the first `number` receives of a table to all microbatches in turn."""
+    """Assign the first `number` receives of a table to all microbatches cyclically."""
     for microbatch in range(number, num_microbatches):
         table[microbatch] = table[microbatch % number]
 

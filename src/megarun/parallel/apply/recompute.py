@@ -4,10 +4,10 @@ A region is one method of a block, run under torch's non-reentrant checkpoint: i
 runs the region again when backward first needs one of them. The second run stops as soon as all saved tensors are recomputed, so a product
 at the end of a region is not repeated. The ledger lists the saved tensors (`megaplan.hosts.megarun`).
 
-What runs again under `selective` is the family's own statement (`megaplan.families.family.Selective`), which the ledger and the cost model
+The part recomputed under `selective` is stated by the family (`megaplan.families.family.Selective`), which the ledger and the cost model
 read too.
 
-`full` is the whole block: only its input is kept. Families may refuse it (`Family.full_refused`).
+`full` recomputes the whole block: only its input is saved. Families may refuse it (`Family.full_refused`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from megarun.parallel.groups.relay import scan_once_contexts
 
 
 def recompute_stage(stage: Stage, spec: Spec, inventory: Inventory) -> None:
-    """Replace, on every layer with a policy, the method that the policy runs again; parameters and their names stay as they are.
+    """Replace, on every layer with a policy, the method that the policy recomputes; parameters and their names do not change.
 
     Raises:
-        ValueError: A family refuses the policy, which the rules of the spec should have said.
+        ValueError: A family refuses the policy, which the rules of the spec should have reported.
     """
     for name, module in stage.layers.items():
         block = inventory.layers[int(name)]

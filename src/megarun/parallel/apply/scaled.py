@@ -1,6 +1,6 @@
 """`precision.recipe`: the linears and the banks of experts of the layers that it covers, and the head, multiply in eight bits.
 
-Which linears share a call, and what each call and each bank keeps, is what the ledger says (`megaplan.hosts.megarun.scaled`,
+Which linears share a call, and what each call and each bank saves, follows the ledger (`megaplan.hosts.megarun.scaled`,
 `scaled_experts`).
 """
 
@@ -32,7 +32,7 @@ BANK_FORMAT, BANK_WEIGHTS = "e4m3", ("experts.gate_proj", "experts.up_proj", "ex
 
 
 def scale_products(stage: Stage, spec: Spec, inventory: Inventory) -> None:
-    """Make linears and banks of a stage's layers multiply as the spec's recipe says; parameters and their names stay as they are."""
+    """Make linears and banks of a stage's layers multiply by the spec's recipe; parameters and their names do not change."""
     recipe = spec.precision.recipe
     if recipe is None:
         return

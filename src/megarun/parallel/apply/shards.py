@@ -1,11 +1,11 @@
 """Gradient shards in the memory of the stream that computes.
 
-FSDP2 makes a group's reduced output in its reduce-scatter stream. torch's allocator has a pool for each stream, so the shards of a whole
-stage get memory of their own while that of activations, which the backward frees one layer after another, is not used. Here an
-output that becomes the shards is made in the computing stream instead.
+FSDP2 makes a group's reduced output in its reduce-scatter stream. torch's allocator has a pool for each stream, so the shards of a stage
+take further memory while memory of activations, which the backward frees layer by layer, is unused. Here an output that becomes the shards
+is made in the computing stream instead.
 
-That is safe without `record_stream`. The reduce-scatter stream waits for the computing stream before it writes the output, so whatever used
-that memory before has run. Shards stay referenced by their parameters until the computing stream has waited for the last reduction, which
+This is safe without `record_stream`. The reduce-scatter stream waits for the computing stream before it writes the output, so all earlier
+uses of that memory have run. Shards stay referenced by their parameters until the computing stream has waited for the last reduction, which
 FSDP2 does at the end of a backward. An output that is only added to shards, or cast to them, is freed while the reduce-scatter stream still
 reads it: it stays in that stream's pool.
 

@@ -6,7 +6,7 @@ deferred products. Between I and W each linear holds its input and the gradient 
 once. All other gradients are complete after I: norms, convolutions, scans, expert banks and routers compute them together with the
 gradient of their input, and deferring the head's would hold the gradient of the logits, as wide as the vocabulary.
 
-The products are those of autograd, and each is added where FSDP2 adds a microbatch's gradient, in the same order, so sums are
+The products equal autograd's, and each is added in the same place and order in which FSDP2 adds a microbatch's gradient, so sums are
 bitwise equal. A forward that was recomputed for I is not recomputed for W.
 
 Source: arXiv:2401.10241 (zero-bubble pipelines), section 2.1; torch's `PipelineStage(dw_builder=...)`. torch's own split walks the autograd
@@ -148,7 +148,7 @@ class SplitLinear(torch.autograd.Function):
 
 
 def split_linears(stage: Stage) -> None:
-    """Make every linear of a stage's layers defer its weight gradient in a split backward; one in eight bits does so by itself."""
+    """Make every linear of a stage's layers defer its weight gradient in a split backward; eight-bit linears do it themselves."""
     for module in stage.layers.modules():
         if isinstance(module, nn.Linear) and module.weight.requires_grad and scaling_of(module) is None:
             module.forward = partial(_forward, module)  # type: ignore[method-assign]

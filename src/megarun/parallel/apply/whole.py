@@ -1,8 +1,8 @@
-"""Parameters that one rank has whole: without FSDP2, without gathers, and without buffers of a reduction.
+"""Unsharded parameters: without FSDP2, gathers and reduction buffers.
 
 With one data rank there is nothing to gather and nothing to reduce. A parameter that is stored in the dtype in which it is used, and whose
-gradients autograd makes in `precision.grads`, is used as it is. Any other one is lent while its module runs: the module has another
-parameter in its place, which shares its storage or is a copy in `precision.params`, and autograd leaves the gradient there.
+gradients autograd makes in `precision.grads`, is used as it is. Any other parameter is substituted while its module runs: the module has
+another parameter in its place, which shares its storage or is a copy in `precision.params`, and autograd leaves the gradient there.
 
 Groups are those of FSDP2 (`megarun.parallel.apply.fsdp`): a layer's expert bank, a unit of layers, and what is outside of the layers; with
 `sharding.wrap: stage` the stage is one group. A group's copies are filled before its forward and, if `sharding.reshard_after_forward` freed
@@ -11,7 +11,7 @@ one launch, or added to them; without a pipeline its copies are then freed, with
 
 Under `sharding.mode: ddp` every data rank has its parameters whole, and the gradients of a group are a bucket: one all-reduce sums them.
 Without a pipeline it starts when the group's backward of the last microbatch is done, during the backward of the groups before it; with
-one, when a stage's last backward is done. In `precision.grads` gradients are summed in place, so a bucket has no bytes of its own. In
+one, when a stage's last backward is done. In `precision.grads` gradients are summed in place, so a bucket takes no further memory. In
 another `precision.reduce` a bucket is a cast, and lives until the next one is made: its sum is then copied back into the gradients.
 
 Source: torch/nn/parallel/distributed.py (`gradient_as_bucket_view`, `no_sync`) and
@@ -46,7 +46,7 @@ class Lent(NamedTuple):
         name: Name of the parameter there.
         stored: The parameter that the optimizer updates.
         used: The parameter that the module computes with.
-        copied: True if `used` has a storage of its own.
+        copied: True if `used` has its own storage.
     """
 
     module: nn.Module
@@ -61,20 +61,20 @@ class Lent(NamedTuple):
         return self.used.dtype is (self.stored.grad_dtype or self.stored.dtype)
 
     def lend(self) -> None:
-        """Put the used parameter in its place, with the sum of gradients so far if autograd adds to it."""
+        """Substitute the used parameter, with the gradient sum so far if autograd adds to it."""
         self.module._parameters[self.name] = self.used
         if self.sums:
             self.used.grad = self.stored.grad
 
     def add(self, gradient: Tensor) -> None:
-        """Add one gradient that no backward has left to the stored parameter's."""
+        """Add a gradient, which is in no `.grad`, to the stored parameter's."""
         made = self.stored.grad_dtype or self.stored.dtype
         add_gradient(self.stored, gradient if self.stored.grad is not None else gradient.to(made))
         if self.sums:
             self.used.grad = self.stored.grad
 
     def give_back(self) -> None:
-        """Put the stored parameter in its place again, and free a copy."""
+        """Restore the stored parameter, and free a copy."""
         self.module._parameters[self.name] = self.stored
         if self.copied:
             self.used.untyped_storage().resize_(0)
@@ -89,9 +89,9 @@ def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 
 class Bucket:
-    """The sum of one group's gradients over the ranks with copies of the parameters, in a dtype that is not the gradients'.
+    """The sum of one group's gradients over the ranks with copies of the parameters, in another dtype than the gradients'.
 
-    The groups of a stage share one, so that its casts are those of one group at a time.
+    The groups of a stage share one, so that casts of only one group exist at a time.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -127,7 +127,7 @@ def started_sum(values: list[Tensor], copies: dist.ProcessGroup) -> dist.Work:
 
 
 class WholeGroup:
-    """The parameters of modules, and of those below them that are in no other group.
+    """The parameters of modules and of their submodules that are in no other group.
 
     Attributes:
         due: True if the next backward's end sums the gradients over the ranks with copies of the parameters.
@@ -155,7 +155,7 @@ class WholeGroup:
 
     def _is_lent(self, stored: nn.Parameter) -> bool:
         if not stored.is_floating_point():
-            return False  # packed rows are used as they are
+            return False  # packed rows are used without a cast
         return stored.dtype is not self._used or (stored.requires_grad and self._used is not self._made)
 
     def _lent(self, module: nn.Module, name: str, stored: nn.Parameter) -> Lent:

@@ -3,7 +3,7 @@
 An adapted product saves its input and the adapter's narrow rows x Aᵀ. Its backward adds both terms of the input's gradient into one tensor.
 A packed W (`megarun.parallel.groups.packed`) is made a matrix for each product, in forward and again in backward.
 Under TP a column-parallel product gathers its input as `TensorParallel.project` does, and again in backward if an adapter needs it for A's
-gradient. Where a rank has a whole A or B of a linear that TP cuts, its gradient is the rank's part of a sum over the group
+gradient. If a rank has an unsharded A or B of a linear that TP shards, its gradient is a partial sum over the group
 (`sum_replicated`).
 
 Source: arXiv:2106.09685, section 4.
@@ -59,7 +59,7 @@ def add_adapter(module: nn.Linear, a: Sequence[int], b: Sequence[int], scale: fl
 
 
 def run_frozen(module: nn.Linear) -> None:
-    """Make the forward of a linear with a packed weight, an adapter or both that of this module."""
+    """Replace the forward of a linear with a packed weight, an adapter or both by this module's."""
     module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
@@ -76,7 +76,7 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 
 def start_gradients(x: Tensor) -> Tensor:
-    """The stream after frozen embeddings, x itself, with a gradient: so that every layer runs as it does on the other stages."""
+    """The stream after frozen embeddings, x itself, with a gradient: so that every layer runs as on the other stages."""
     if not torch.is_grad_enabled():
         return x
     started: Tensor = _Start.apply(x, x.new_empty(0, requires_grad=True))  # type: ignore[no-untyped-call]

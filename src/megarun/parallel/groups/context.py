@@ -5,11 +5,11 @@ attends to few keys, and a late one, which attends to many, so causal attention 
 slicing (docs/decisions/0003), so the residual stream is never moved between blocks.
 
 - Norms, projections, MLPs, experts, embedding, head and loss are per token and need nothing.
-- Rotary angles and document starts are those of the rank's local positions.
+- Rotary angles and document starts are for the rank's local positions.
 - Attention gathers keys and values of all ranks, and again in backward; only the rank's local part is saved.
 
 Parameters are replicated over the group: their gradients are summed over it once per step. Expert banks are sharded over it
-(R-31), and FSDP2 sums theirs.
+(R-31), and FSDP2 sums their gradients.
 
 Source: zig-zag pieces as in arXiv:2407.21783, section 3.3.2, which gathers keys and values too.
 """
@@ -170,7 +170,7 @@ def _wait(works: list[dist.Work]) -> None:
 
 
 class _GatheredAttention(torch.autograd.Function):
-    """Attention of local queries to the keys of all ranks; the saved set is that of the op on full sequences, for local tokens."""
+    """Attention of local queries to the keys of all ranks; it saves the same tensors as the op on full sequences, for local tokens."""
 
     @staticmethod
     def forward(

@@ -1,10 +1,10 @@
 """The up-projection of gathered latents by groups of heads, forward and backward (`megarun.parallel.groups.context_latent`).
 
-In 16 bits a rank multiplies the gradients that its own queries make of all keys and values, and sums over the group what latents get. An
+In 16 bits a rank multiplies its own queries' gradients of all keys and values, and sums the latents' gradients over the group. An
 adapter is a second term of the same products; packed rows (`lora.base`) are made a matrix for each group.
 
 In eight bits a sum of rounded parts is not the rounded sum. So the gradients of keys and values are summed over the group first, each rank
-for its own tokens, and multiply when all heads are there: the same products as without context parallelism. Forward expands rows of the
+for its own tokens, and multiplied once all heads exist: the same products as without context parallelism. Forward expands rows of the
 weight, whose scales are those of the whole weight, or differ by a power of two.
 """
 
@@ -88,7 +88,7 @@ class Groups(NamedTuple):
     cp: ContextParallel
 
     def gathered(self, own: Tensor) -> Tensor:
-        """Latents of the rank's tokens -> those of the positions that the context group gives it."""
+        """Latents of the rank's tokens -> latents of its positions in the context group."""
         return own if self.tp.degree == 1 else self.tp.start_gather(own).wait()
 
     def reduced(self, partial: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Indexed attention under context parallelism: local queries select from the keys of all ranks.
 
-Keys, values and the indexer's keys are gathered, and again in backward; the saved set is that of one rank, for local tokens. A query
-selects from all earlier positions, in the order of the sequence, so the selection equals that of one rank. A selection that other layers
-share is of local queries, among the keys of the whole sequence.
+Keys, values and the indexer's keys are gathered, and again in backward; the saved tensors are those of a single rank, for local tokens. A
+query selects from all earlier positions, in the order of the sequence, so the selection equals that of one rank. A selection that other
+layers share is of local queries, among the keys of the whole sequence.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def context_chosen_attention(
 
 
 class _GatheredChoice(torch.autograd.Function):
-    """Attention of local queries to selected keys of all ranks; the saved set is that of the op on full sequences, for local tokens."""
+    """Attention of local queries to selected keys of all ranks; it saves the same tensors as the op on full sequences, for local tokens."""
 
     @staticmethod
     def forward(

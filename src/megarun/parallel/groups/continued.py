@@ -56,7 +56,7 @@ class Continued:
         return attention_pieces(q, keys, values, None, scale, window, places[-1:], places, sinks, cap=cap)[0]
 
     def _before(self, call: int, x: Tensor, num_before: int) -> Tensor:
-        """The last inputs of a convolution before x [B, T, C], [B, 1, num_before, C]; those of the next call are kept."""
+        """The last inputs of a convolution before x [B, T, C], [B, 1, num_before, C]; the next call's inputs are kept."""
         kept = self._kept[call]
         before: Tensor = x.new_zeros((x.shape[0], num_before, x.shape[2])) if kept is None else kept
         joined = torch.cat([before, x], 1)
@@ -93,7 +93,7 @@ class Continued:
     def trapezoidal_scan(self, settings: Mamba3Settings, inputs: Sequence[Tensor | None]) -> Tensor:
         """Mamba-3's scan of the next positions.
 
-        A position's weight in the state depends on the position after it, so the last one is scanned again when that is there.
+        A position's weight in the state depends on the next position, so the last one is scanned again when the next exists.
 
         Args:
             settings: Settings of the scan.

@@ -1,9 +1,9 @@
-"""The numbers of delayed scaling of a rank's stages (`megakernels.ops.fp8_linear.delayed`): where they are, and their update once a step.
+"""The numbers of delayed scaling of a rank's stages (`megakernels.ops.fp8_linear.delayed`): their storage, and their update once per step.
 
 A stage has the numbers of all its products in one buffer, and their histories in another, by blocks and weights in the inventory's order.
 Products read the factors and raise the largest magnitudes; evaluations raise a copy of them. After an update of the parameters the ranks
-that multiply by the same weights reduce the largest magnitudes, in one collective, so that all have equal factors whatever they multiplied.
-In a checkpoint a block has its factors and its history; the magnitudes of a step that has begun are dropped with it.
+that multiply by the same weights reduce the largest magnitudes, in one collective, so that all have equal factors whatever data they
+processed. In a checkpoint a block has its factors and its history; the magnitudes of a step that has begun are dropped with it.
 
 Source: Transformer Engine, `FP8GlobalStateManager.reduce_and_update_fp8_tensors`, whose group Megatron-Core makes of tensor, context and
 data ranks.
@@ -59,11 +59,11 @@ class DelayedNumbers:
         self._blocks[block] = slice(start, len(self._limits))
 
     def create(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The two buffers, as before a first step: factors of one, and nothing recorded."""
+        """The two buffers in the initial state: factors of one, and nothing recorded."""
         count = len(self._limits)
         self.now = torch.ones((DELAYED_NUMBERS, count), device=device)
         self.history = torch.zeros((count, self.recipe.amax_history), device=device)
-        for index, limit in enumerate(self._limits):  # a tensor of them all would be in addition to the buffers
+        for index, limit in enumerate(self._limits):  # one tensor of all would take memory in addition to the buffers
             self.now[LIMIT, index].fill_(limit)
         self.drop()
         return self.now, self.history
@@ -137,6 +137,6 @@ class DelayedUpdates:
             update_factors(each.now, each.history, step % recipe.amax_history, most_recent=most_recent, margin=recipe.margin)
 
     def drop(self) -> None:
-        """Forget what a step without an update has recorded."""
+        """Discard the values that a step without an update has recorded."""
         for each in self._stages:
             each.drop()

@@ -13,7 +13,7 @@ these ranks and of the sources, and the partial results of their slices are summ
 With `host.moe_dispatcher: allgather` every rank has the tokens of all ranks of its EP and ETP groups instead, in the order of the ETP ranks
 and of the EP ranks. It picks the rows of its own experts, and the ranks' partial sums are reduced and scattered to the tokens' ranks.
 
-The gradient of an all-to-all is the reverse all-to-all, that of a gather is the sum and the other way round; none needs input or output,
+The gradient of an all-to-all is the reverse all-to-all, the gradient of a gather is the sum and vice versa; none needs input or output,
 so nothing is saved.
 
 Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py (`MoEAllGatherTokenDispatcher`).
@@ -46,7 +46,7 @@ class Splits:
     Attributes:
         sent: Rows sent to each rank's experts.
         received: Rows received from each rank for this rank's experts.
-        gathered: Rows that arrived at each rank of the ETP group; empty if experts are whole.
+        gathered: Rows that arrived at each rank of the ETP group; empty if experts are not sharded.
     """
 
     sent: tuple[int, ...]
@@ -235,7 +235,7 @@ class ExpertParallel:
         return rows[first : first + numbers[self.index]].clone(), by_rank[self.index].clone()  # kernels read aligned tensors
 
     def own_buffers(self, places: Tensor, num_experts: int, num_pairs: int) -> tuple[Tensor, Tensor]:
-        """The same where experts have buffers of one size, as each rank has planned them for its own tokens.
+        """The same for experts with buffers of one size, planned by each rank for its own tokens.
 
         Args:
             places: int32 [E · C], the flat index of each row of the experts' buffers, -1 for an empty one.
@@ -259,7 +259,7 @@ class ExpertParallel:
         return arrived
 
     def start_all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> tuple[Tensor, Tensor, dist.Work]:
-        """The same, not awaited: rows that arrive, those on their way, which must live until then, and the exchange."""
+        """The same without waiting: received rows, sent rows (which must stay alive until the end), and the exchange."""
         arrived, leaving = rows.new_empty((sum(received), *rows.shape[1:])), rows.contiguous()
         return arrived, leaving, dist.all_to_all_single(arrived, leaving, list(received), list(sent), group=self.group, async_op=True)
 

@@ -45,7 +45,7 @@ class RankMesh:
         return self.axes.size(AXES.index(axis))
 
     def expert_size(self, axis: str) -> int:
-        """Degree of ep or etp; one if the expert mesh is the dense mesh, which has neither."""
+        """Degree of ep or etp; 1 if the expert mesh is the dense mesh, which has neither axis."""
         return 1 if self.experts is self.axes else self.experts.size(EXPERT_AXES.index(axis))
 
     @property

@@ -2,8 +2,8 @@
 
 A part is a rank's share after TP and EP, before FSDP2 shards it over the data ranks:
 
-- TP shards a tensor-parallel tensor along `tp_dim`. A fused projection is sharded part by part (`tp_parts`): rank r of 2 owns the r-th
-  half of each of Mamba's z, x, B, C and dt rows, so that its rows belong to the same heads.
+- TP shards a tensor-parallel tensor along `tp_dim`. A fused projection is sharded part by part (`tp_parts`): rank r of 2 owns half r of the
+  rows of each of Mamba's z, x, B, C and dt, so that its rows belong to the same heads.
 - EP shards an expert bank along dim 0, its stack of experts, and ETP along `tp_dim`, their width; the part is stored as rows
   (`ParamTensor.stored_shape`).
 - All other tensors are replicated: every rank owns the full tensor.
@@ -20,7 +20,7 @@ from megarun.parallel.groups.mesh import RankMesh
 
 
 def local_part(tensor: ParamTensor, whole: Tensor, mesh: RankMesh) -> Tensor:
-    """The part of `whole`, of the tensor's unsharded shape, that this rank owns.
+    """The part of the unsharded tensor `whole` that this rank owns.
 
     Args:
         tensor: Inventory entry with owner rule, `tp_dim` and `tp_parts`.

@@ -1,7 +1,7 @@
 """Weights of frozen linears whose rows are packed in four or eight bits (`lora.base`).
 
-A linear's `weight` is then the bytes of its rows, one tensor that FSDP2 shards and gathers as it is. A product makes the matrix, and drops
-it. TP cuts codes and magnitudes at whole blocks; every rank has the mean and step of a row, which are of all columns.
+A linear's `weight` is then the bytes of its rows, one tensor that FSDP2 shards and gathers without a cast. A product makes the matrix, and
+drops it. TP cuts codes and magnitudes at whole blocks; every rank has the mean and step of a row, which cover all columns.
 """
 
 from __future__ import annotations

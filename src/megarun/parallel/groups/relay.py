@@ -107,7 +107,7 @@ def scan_once_contexts() -> tuple[AbstractContextManager[None], AbstractContextM
 
 
 def run_once(compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """The outputs of `compute`; in the second run of a recompute region those of the first, without running it again."""
+    """The outputs of `compute`; the second run of a recompute region returns the first run's outputs."""
     run = _REGION.get()
     return compute() if run is None else run(compute)
 
@@ -127,7 +127,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local tokens, and their contribution to those of weight and bias."""
+        """Gradients of local tokens, and their contribution to the gradients of weight and bias."""
         x, before, weight, bias, starts = ctx.saved_tensors
         cp, num_before = ctx.cp, before.shape[2]
         needs = ctx.needs_input_grad[2:4]

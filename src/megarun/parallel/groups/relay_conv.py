@@ -1,6 +1,6 @@
 """The gated convolution across the ranks of a CP group (R-33), in the order of `megarun.parallel.groups.relay`.
 
-What ranks exchange are the products before each piece, which one rank makes and the next would have to make again.
+Ranks exchange the products before each piece, so that the next rank does not compute them again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _GatedConvolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local tokens, and their contribution to those of weight and bias."""
+        """Gradients of local tokens, and their contribution to the gradients of weight and bias."""
         input_gate, output_gate, value, before, weight, bias, starts = ctx.saved_tensors
         num_before = before.shape[2]
         of_input, of_output, of_value, of_before, of_weight, of_bias = gated_conv_pieces_backward(

@@ -2,7 +2,7 @@
 
 Two states are passed from piece to piece together: the weighted state, and the angle by which keys and queries are rotated. A third one is
 passed in the other direction: a trapezoidal step adds a share to the previous position, so the weight of a piece's last position depends on
-the first position after it. These shares depend only on inputs; all ranks exchange them before the scan, and their gradients after it.
+the next piece's first one. These shares depend only on inputs; all ranks exchange them before the scan, and their gradients after it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _TrapezoidalScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local tokens, and their contribution to those of parameters."""
+        """Gradients of local tokens, and their contribution to the gradients of parameters."""
         *inputs, starts, states, phases, ahead = ctx.saved_tensors
         cp, x, keys = ctx.cp, inputs[0], inputs[2]
         gradients, grad_ahead = new_gradients(inputs, range(ANGLES), range(ANGLES + 1), ctx.needs_input_grad[3:]), torch.empty_like(ahead)

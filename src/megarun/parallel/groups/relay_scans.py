@@ -54,11 +54,11 @@ class RelayedScan(NamedTuple):
         piece: Forward of a piece: (state, inputs, starts, setting, y, states).
         piece_backward: Backward of a piece: (gradient of the last state, of y, inputs, starts, states, setting, gradients).
         with_heads: Inputs with positions and, in dim 2, heads, groups or channels; a lane has a part of them.
-        shared: Inputs with positions that all heads share. Inputs in neither are parameters, with heads in dim 0.
+        shared: Inputs with positions that all heads share. All other inputs are parameters, with heads in dim 0.
         output: The input whose shape y has; its dim 2 counts the state's heads.
         lanes: The input whose dim 2 is split into lanes.
         widths: Inputs whose last dims are the further dims of a head's state, in order.
-        accumulates: True if states are saved in the accumulation dtype, else in the inputs'.
+        accumulates: True if states are saved in the accumulation dtype, else in the inputs' dtype.
         saves_last: True if the state after a piece is saved too.
         cached: True if the second run of a recompute region takes the outputs of the first.
     """
@@ -183,7 +183,7 @@ class _Relayed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of local tokens, and their contribution to those of parameters."""
+        """Gradients of local tokens, and their contribution to the gradients of parameters."""
         *inputs, starts, states = ctx.saved_tensors
         given: RelayedScan = ctx.given
         tokens = *given.with_heads, *given.shared

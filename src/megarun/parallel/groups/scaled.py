@@ -1,12 +1,12 @@
 """Linears that multiply in eight bits (`precision.recipe`), alone or with the collectives of a TP group.
 
-A call multiplies one input by several weights. What its backward reads is kept by a node of its own before the products run: the copy of
-the input that the weight gradients multiply, or the input itself where that is kept anyway. A region that is recomputed stops when the last
-of its kept tensors is there, so the products of a call at its end do not run again. The weights' copies are made for each product.
+A call multiplies one input by several weights. A separate autograd node saves what its backward reads before the products run: the input's
+copy for the weight gradients, or the input itself if it is saved anyway. A region that is recomputed stops when the last of its kept
+tensors is there, so the products of a call at its end do not run again. The weights' copies are made for each product.
 
-Under TP tokens are gathered in 16 bits, and the rank keeps its own tokens' part of their copy, with the scales of all of them: backward
-gathers that copy. Scales are powers of two, so a rank's scales need no maximum of other ranks (`megakernels.fp8_linears`); under delayed
-scaling all ranks have those that followed from the step before.
+Under TP tokens are gathered in 16 bits, and the rank saves its local tokens' part of the quantised copy, with the scales of all tokens:
+backward gathers the copy. Scales are powers of two, so a rank's scales need no maximum of other ranks (`megakernels.fp8_linears`); under
+delayed scaling all ranks have the scales from the previous step.
 
 Source: torchao 0.18, `Float8Linear` (which keeps the 16-bit input).
 """
@@ -32,7 +32,7 @@ class Scaling(NamedTuple):
     """Low-precision settings of a linear.
 
     Attributes:
-        by: tensor or rows, what has a scale; delayed for scales of past steps; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
+        by: tensor or rows, the unit with one scale; delayed for scales of past steps; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
         gradient_format: e4m3 or e5m2, in which outputs' gradients multiply.
         keeps_low: True if the input's copy is kept in place of the input.
         may_wait: True if a split backward defers the weight gradients.
@@ -51,9 +51,9 @@ class PackedMatrix:
 
     Attributes:
         largest: The weight's largest magnitude, fp32 [1], or of its columns, of each matrix of a bank; None if no scale depends on it.
-        both: True if a row holds the elements of both products, those of the forward first.
+        both: True if a row holds the elements of both products, the forward's first.
         has_other: True if the elements of the two products differ.
-        turned: True if what is gathered is for the gradient of the input alone, False if for the forward.
+        turned: True if the gathered copy is only for the input's gradient, False if for the forward.
         rows: Packed rows, uint8.
     """
 
@@ -73,7 +73,7 @@ class PackedMatrix:
 
 
 def attach(placeholder: Tensor, packed: PackedMatrix) -> None:
-    """Make a weight's placeholder carry what is gathered for it."""
+    """Attach a weight's gathered copy to its placeholder."""
     placeholder.packed_matrix = packed  # type: ignore[attr-defined]  # which `packed_of` reads
 
 
@@ -83,14 +83,14 @@ def packed_of(weight: Tensor | None) -> PackedMatrix | None:
 
 
 def given_matrices(weights: Sequence[Tensor], *, turned: bool) -> tuple[list[Tensor], list[Tensor | None]]:
-    """The matrices that a product takes for these weights, and the largest magnitudes of those that are packed."""
+    """The matrices of a product for these weights, and the largest magnitudes of packed ones."""
     packed = [packed_of(weight) for weight in weights]
     given = [weight if each is None else each.operand(turned=turned) for weight, each in zip(weights, packed, strict=True)]
     return given, [None if each is None else each.largest for each in packed]
 
 
 def given_rows(weight: Tensor, part: slice, by: str) -> tuple[Tensor, Tensor | None, slice | None]:
-    """Some rows of the matrix that forward takes for a weight, with what concerns more rows than these.
+    """Some rows of the forward's matrix for a weight, with values shared by more rows.
 
     Returns:
         The rows of all blocks that have these, the largest magnitudes that scales depend on, and where these rows are if they are fewer.
@@ -190,7 +190,7 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 
 class _Keep(torch.autograd.Function):
-    """Keeps what the backward of a call reads, before its products run; hands x on."""
+    """Saves the tensors that the backward of a call reads, before its products run; passes x on."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *kept: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class _Keep(torch.autograd.Function):
 
 
 class _Products(torch.autograd.Function):
-    """The products of a call; what its backward reads is kept by the node before it."""
+    """The products of a call; the preceding node saves the tensors that its backward reads."""
 
     @staticmethod
     def forward(
@@ -220,7 +220,7 @@ class _Products(torch.autograd.Function):
         scale: Tensor | None,
         *parameters: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """Weights and as many biases after what is multiplied: x's own tokens if that is None, gathered under TP."""
+        """Weights and the same number of biases follow the multiplied tensor: if that is None, x's local tokens, gathered under TP."""
         half = len(parameters) // 2
         weights, biases = [weight for weight in parameters[:half] if weight is not None], parameters[half:]
         if ctx is not None:
@@ -265,7 +265,7 @@ class _WeightProduct(NamedTuple):
     numbers: list[Tensor]
 
     def of(self, rows: Tensor, gradients: Sequence[Tensor], biased: Sequence[bool]) -> tuple[list[Tensor], list[Tensor]]:
-        """Gradients of the weights, and of those biases that there are."""
+        """Gradients of the weights, and of existing biases."""
         found = fp8_weight_gradients(gradients, rows, self.scale, self.width, self.by, self.gradient_format, biased, self.numbers)
         return found[: len(gradients)], found[len(gradients) :]
 
@@ -277,7 +277,7 @@ class _WeightProduct(NamedTuple):
 
 
 class _RowGather(NamedTuple):
-    """Gathers what each rank keeps of a call's input, in eight bits where that is a copy."""
+    """Gathers each rank's saved part of a call's input, in eight bits if it is a copy."""
 
     group: TensorGroup
     low: bool

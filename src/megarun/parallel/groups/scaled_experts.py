@@ -1,6 +1,6 @@
 """A bank of experts that multiplies in eight bits (`precision.recipe`).
 
-Tokens of the rank are kept as they are, which the router keeps anyway, and quantised again in backward. Of rows that arrived from other
+Tokens of the rank are saved unquantised, as the router does anyway, and quantised again in backward. Of rows that arrived from other
 ranks, which nothing else keeps, the columns that the weight gradients multiply are kept in eight bits.
 """
 
@@ -20,7 +20,7 @@ class BankScaling(NamedTuple):
     """Low-precision settings of a bank.
 
     Attributes:
-        by: tensor or rows, what has a scale; delayed for scales of past steps; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
+        by: tensor or rows, the unit with one scale; delayed for scales of past steps; mxfp8, nvfp4 or fp8_blockwise for scales of blocks.
         keeps_low: True if a copy of the input is kept in place of the input.
         numbers: Numbers of gate if there is one, up and down under delayed scaling; empty for others.
     """
@@ -42,7 +42,7 @@ class Bank(NamedTuple):
         down_bias: [E, h] or None.
         activation: Name of the activation.
         limit: Limit of the clamped swiglu, or None.
-        packed: Packed matrices of gate, up and down, None for each that is gathered as it is.
+        packed: Packed matrices of gate, up and down, None for each matrix that is gathered unpacked.
     """
 
     gate: Tensor | None

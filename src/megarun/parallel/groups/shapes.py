@@ -12,7 +12,7 @@ def residual_shape(spec: Spec) -> tuple[int, int, int]:
 
 
 def boundary_shape(spec: Spec, layer: int) -> tuple[int, ...]:
-    """Input of a stage that begins with a layer: a block's output, or with values of earlier layers after it [elements]."""
+    """Input of a stage that begins with a layer: a block's output; with values of earlier layers, both in one tensor [elements]."""
     sent = boundary(spec, local_dims(spec), layer)
     return (sent.bytes // sent.stream.dtype.bytes,) if sent.values else sent.stream.shape
 

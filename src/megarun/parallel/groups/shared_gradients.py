@@ -1,6 +1,6 @@
 """Gradients of parameters that several ranks replicate.
 
-- Every block, where each of two ranks has a copy of its stages (`schedule.kind: dualpipe`).
+- Every block, if two ranks each have a copy of its stages (`schedule.kind: dualpipe`).
 - A block on several stages (R-62): on the first and the last stage of the model the embedding of a tied head, and embeddings of the depths
   of multi-token prediction; on every stage that attends the relation bias.
 - A replicated tensor under TP (R-16, R-17): norms, routers, MLA's down projections, R's q and k, the embedding and head. Each rank has the
@@ -54,7 +54,7 @@ class SharedGradients:
                 block = next((before for before in _prefixes(name) if before in self._groups), None)
                 if block is not None and parameter.requires_grad:
                     shared.setdefault((name, block), []).append(local_gradient(parameter, name))
-        for name, block in sorted(shared):  # the same order on all ranks, whose stages list their blocks in orders of their own
+        for name, block in sorted(shared):  # the same order on all ranks, whose stages list their blocks in different orders
             total, *others = shared[name, block]
             for gradient in others:
                 total.add_(gradient)
@@ -71,7 +71,7 @@ def _prefixes(name: str) -> Iterable[str]:
 
 
 def _group_over(holders: tuple[int, ...], mesh: RankMesh) -> dist.ProcessGroup | None:
-    """This rank's group over pipeline ranks; None if there is one, or this rank is none of them."""
+    """This rank's group over pipeline ranks; None if there is one rank, or this rank is not among them."""
     found: dist.ProcessGroup | None = None
     if len(holders) < 2:
         return found

@@ -1,7 +1,7 @@
 """Expert tensor parallelism: rows that the ranks of an ETP group gather, and their sums over the slices of an expert.
 
-Ranks have different numbers of rows. Each broadcasts its own into the others' buffer. For the sum each sends the others their rows, and
-adds what arrives in the order of the ranks, in fp32.
+Ranks have different numbers of rows. Each broadcasts its own into the others' buffer. For the sum each rank sends the others their rows,
+and adds received rows in the order of the ranks, in fp32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def summed_rows(slices: TensorParallel, counts: Sequence[int], rows: Tensor) -> 
 
 
 def sliced_bias(slices: TensorParallel, bias: Tensor | None) -> Tensor | None:
-    """A bias of all slices' sum, which the first slice alone adds; every slice sees all rows, so each has its whole gradient."""
+    """A bias of all slices' sum, which only the first slice adds; every slice sees all rows, so each has its full gradient."""
     if slices.degree == 1 or bias is None:
         return bias
     result: Tensor = _FirstSlice.apply(slices.index == 0, bias)  # type: ignore[no-untyped-call]
@@ -51,7 +51,7 @@ class _GatherSlices(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of own rows; what arrives for one sum is freed before the next."""
+        """Gradients of own rows; rows received for one sum are freed before the next."""
         own = [_own_rows(ctx.slices, ctx.counts, gradient) for gradient in gradients]
         for sums, gradient in zip(own, gradients, strict=True):
             _sum_into(sums, ctx.slices, ctx.counts, gradient)
@@ -76,7 +76,7 @@ class _SumSlices(torch.autograd.Function):
 
 
 class _FirstSlice(torch.autograd.Function):
-    """A bias on the first slice, zeros on the others; the gradient is that of the bias."""
+    """A bias on the first slice, zeros on the others; the gradient is the bias's on every slice."""
 
     @staticmethod
     def forward(ctx: Any, is_first: bool, bias: Tensor) -> Tensor:  # noqa: ARG004  nothing is saved

@@ -1,4 +1,4 @@
-"""Norms over rows whose width is sharded over the TP group: R's gated one, and that of all heads' queries or keys together.
+"""Norms over rows whose width is sharded over the TP group: R's gated norm, and the norm over all heads' queries or keys together.
 
 Each rank sums its squares, the group reduces them (one fp32 value per token, forward and backward), and each rank scales its part.
 """

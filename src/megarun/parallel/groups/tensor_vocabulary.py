@@ -112,7 +112,7 @@ class _SlicedLookup(torch.autograd.Function):
 
 
 def _own_rows(tokens: Tensor, first: int, num_words: int) -> tuple[Tensor, Tensor]:
-    """Row of each token in the slice, 0 for other ranks' ids, and the mask of those [B, T, 1]."""
+    """Row of each token in the slice, 0 for other ranks' ids, and the mask of other ranks' ids [B, T, 1]."""
     rows = tokens - first
     others = (rows < 0) | (rows >= num_words)
     return rows.masked_fill_(others, 0), others.unsqueeze(-1)

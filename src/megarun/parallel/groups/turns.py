@@ -1,4 +1,4 @@
-"""Two computations of one rank that take turns: while rows of one are on their way, the other computes.
+"""Two computations of one rank that take turns: while rows of one are in transit, the other computes.
 
 Exactly one of the two runs at any time, and the turn passes only where one waits for an exchange (`hand_over`) or ends. So the order of all
 operations, of collectives and of allocations follows from the two computations alone, never from the timing of threads.
@@ -33,7 +33,7 @@ class _AbandonedError(Exception):
 
 
 class Turns:
-    """A pair: the first computation runs in the caller's thread, the second in one of its own.
+    """A pair: the first computation runs in the caller's thread, the second in another thread.
 
     Attributes:
         ended: True for each computation that has ended.

@@ -75,7 +75,7 @@ OF_MEMORY = {
     "host.layer_wise_layout", "host.precision_aware_optimizer",
     "precision.grads", "precision.master", "precision.moments", "precision.params",
 }  # fmt: skip
-"""Keys of what is kept and in which dtype: fitted steps have one value, or show no difference; of `params` fp32 has no time."""
+"""Keys about saved tensors and dtypes: fitted steps have one value, or show no difference; fp32 `params` have no time."""
 OF_VALUES = {
     "host.model", "host.moe_load_balancing", "mesh.context_exchange", "mesh.towers", "mesh.vocab_parallel", "model.attention.gate_bias",
     "model.attention.key_bias", "model.stream_scale",
@@ -93,7 +93,7 @@ NOT_MEASURED = {
     "host.moe_flex_backend", "host.repeat_kv", "host.eager_combine",
     "precision.recipe.head",
 }  # fmt: skip
-"""Choices of kernels that no published pair of steps tells one from the other: the step is that of the fused ones."""
+"""Choices of kernels without a published pair of steps: the step is the fused kernels'."""
 NOT_OF_THESE_HOSTS = {
     "model.attention.output_bias", "model.attention.output_norm", "model.attention.qk_norm_scale", "model.attention.query_norm_scale",
     "model.attention.values_are_keys", "model.embedding_norm",

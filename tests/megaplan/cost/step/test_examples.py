@@ -1,4 +1,4 @@
-"""The worked examples of the page are what the model computes, term by term."""
+"""The worked examples of the page match the model, term by term."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Combinations that measured steps of the fit have, what a step lacks, Muon's iterations, and the traffic of data ranks."""
+"""Combinations in the fit's measured steps, those that a step lacks, Muon's iterations, and the traffic of data ranks."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The formulas as text are what the functions compute, and `megaplan explain` prints them."""
+"""The formulas as text match the functions, and `megaplan explain` prints them."""
 
 from dataclasses import replace
 

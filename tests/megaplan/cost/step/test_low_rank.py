@@ -1,4 +1,4 @@
-"""Low-rank adapters on a frozen model: what they add, and what freezing takes away."""
+"""Low-rank adapters on a frozen model: work that they add, and work that freezing removes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bytes of modules that torch runs one operation after another are those that torch's own dispatcher counts on the same modules."""
+"""Bytes of modules that run as separate torch operations equal those counted by torch's dispatcher on the same modules."""
 
 from collections import Counter
 from random import Random
@@ -36,7 +36,7 @@ class Counted(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made, name = op(*args, **(kwargs or {})), op.overloadpacket.__name__
-        if name == "slice_backward":  # zeros of the whole, and a copy of the part
+        if name == "slice_backward":  # zeros of the full tensor, and a copy of the part
             self.moved += _bytes(made) + 2 * _bytes(args[0])
         elif name not in VIEWS:
             self.moved += sum(_bytes(each) for each in tree_leaves((args, made)) if _is_counted(each, self.least))
@@ -88,7 +88,7 @@ def turned(heads: Any, width: int) -> Any:
 
 
 def attention(sizes: AttentionSizes, rotated: int, *, flash: bool, packs: bool) -> Any:
-    """The heads' way from the projection, whose columns are those of a key head's queries, the key and the value, to the next one."""
+    """The path of heads from the projection (columns: a key head's queries, key and value) to the next projection."""
     batch, positions, heads, groups, width = sizes.batch, sizes.queries, sizes.heads, sizes.groups, sizes.width
 
     def body(made: Any) -> Any:

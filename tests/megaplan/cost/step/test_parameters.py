@@ -1,4 +1,4 @@
-"""The time model's parameters and scans are those that the inventory and the operation's facts count."""
+"""The time model's parameters and scans equal the counts of the inventory and the operation's facts."""
 
 import pytest
 

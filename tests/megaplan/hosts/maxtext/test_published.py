@@ -1,4 +1,4 @@
-"""Published runs of MaxText on TPUs: the page is what the estimates are, no run that ran is said not to fit, and rows keep their errors."""
+"""Published runs of MaxText on TPUs: the page matches the estimates, every such run fits by the estimate, and rows keep their errors."""
 
 from statistics import median
 

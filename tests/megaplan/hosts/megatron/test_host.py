@@ -1,4 +1,4 @@
-"""`host: {name: megatron}`: the same cells as megarun's, of another framework's tensors, and what it refuses."""
+"""`host: {name: megatron}`: the same cells as megarun's, for another framework's tensors, and its refusals."""
 
 from collections.abc import Sequence
 

@@ -122,7 +122,7 @@ def test_padding_is_in_parameters_and_gradients_and_state_is_whole(more: str) ->
         sum(len(rank.ranks) * rank.cells[Phase.FORWARD_BACKWARD][column] for rank in found.ranks for column in state)
         for found in (padded, dealt)
     ]
-    assert 0 <= totals[1] - totals[0] < 12 * 8 * 8  # what Adam steps is cut evenly there, with at most an element a rank left
+    assert 0 <= totals[1] - totals[0] < 12 * 8 * 8  # Adam's tensors are divided evenly there, with at most one element per rank left over
     grown = [
         sum(padded.worst.cells[Phase.INIT][column] - dealt.worst.cells[Phase.INIT][column] for column in columns)
         for columns in (PARAMS, (Column.GRADIENTS,))

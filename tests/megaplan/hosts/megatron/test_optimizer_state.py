@@ -162,7 +162,7 @@ def test_the_pool_of_a_steps_graph_is_reserved_with_what_the_optimizer_makes() -
 
 @pytest.mark.parametrize("seed", range(8))
 def test_segments_that_do_not_grow_keep_the_steps_before_graphs_of_layers_were_captured(seed: int) -> None:
-    """A percentage reserved above all that is allocated counts where it is more, since the bound has it in it."""
+    """The percentage of reserved above allocated memory counts if it is larger, since the bound includes it."""
     draw = Random(seed)
     modules = " ".join(sorted(draw.sample(["attn", "mlp"], draw.randint(1, 2))))
     more = f"--cuda-graph-impl transformer_engine --cuda-graph-scope {modules} --num-layers {draw.randint(2, 9)}"

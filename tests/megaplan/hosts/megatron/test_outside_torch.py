@@ -1,4 +1,4 @@
-"""Buffers that a dispatcher's library takes from the driver, and that whatever asks for usable bytes counts them."""
+"""Buffers that a dispatcher's library takes from the driver, and that all uses of usable bytes count them."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Megatron's own pattern and layout texts: what each gives, or where it is wrong."""
+"""Megatron's own pattern and layout texts: the result of each, or the position of its error."""
 
 import pytest
 from hypothesis import given
@@ -83,7 +83,7 @@ def test_stages_follow_virtual_stage_then_rank() -> None:
 UNFIT = {
     ("M|M|M", 2, None, 1): "3 % 2 = 1",
     ("M*M*M*", 4, None, 1): "6 layers do not divide over 4 ranks",
-    ("M*M*", 2, None, 2): "2 virtual stages per rank, and the pattern has no '|'",
+    ("M*M*", 2, None, 2): "2 virtual stages per rank, but the pattern has no '|'",
     ("M*|M*", 2, 2, 1): "has '|'",
     ("M*M*M*M*M", 4, 2, 1): "7 layers do not divide over 3 ranks",
     ("M", 2, 2, 1): "-1 layers",

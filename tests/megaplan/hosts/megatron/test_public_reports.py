@@ -25,7 +25,7 @@ def test_figures_that_no_term_was_made_from(row: dict[str, Any]) -> None:
 
 
 def test_jobs_that_ran_out_of_memory_fit_narrowly_if_at_all_unless_their_cause_is_open() -> None:
-    """The page names the causes of the others: what fragments, what a capture holds, and options of buffers that are not priced."""
+    """The page names the causes of the others: fragmentation, memory of a capture, and unpriced buffer options."""
     said = [(row, reports.estimate(row)) for row in DATA["threads"]]
     failed = Counter(found.verdict for row, found in said if not row["ran"] and "open" not in row)
     assert not failed["fits"]

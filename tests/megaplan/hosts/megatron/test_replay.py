@@ -1,4 +1,4 @@
-"""Megatron-Core's measured bytes against the ledger's, and what each argument changes."""
+"""Megatron-Core's measured bytes compared with the ledger's, and each argument's effect."""
 
 from statistics import mean
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tensors that operators keep, compared in pairs: widths add up, heads are shared out, and what two tensors have in common is equal."""
+"""Tensors that operators keep, compared in pairs: widths add up, heads are divided, and common dims of two tensors are equal."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_queries_keys_and_values_lie_side_by_side(stage: MegatronStage) -> None:
 
 @pytest.mark.parametrize(("kernel", "batch", "copies"), [("flash", 1, 0), ("flash", 2, 1), ("fused", 2, 0), ("unfused", 2, 0)])
 def test_flash_attention_keeps_its_output_in_both_orders(stage: MegatronStage, kernel: str, batch: int, copies: int) -> None:
-    """One sequence needs no transposition; recompute of the core makes its own output again, and not what the projection keeps."""
+    """One sequence needs no transposition; recompute of the core repeats its own output, but not the projection's saved tensor."""
     changes = {"host__attention_backend": kernel, "batch__micro_batch_size": batch}
     kept, again = kept_by(stage, "*", **changes), kept_by(stage, "*", **changes, host__recompute_modules=("core_attn",))
     assert kept.get("context.transposed", 0) == copies * kept["context"]

@@ -77,7 +77,7 @@ def test_a_layer_that_reads_anothers_choice_has_no_indexer() -> None:
 def test_no_cut_parts_a_reader_from_the_layer_that_chose() -> None:
     """Megatron-Core's stages pass on the stream alone."""
     cut = "mesh.pp=2", "split.mode=manual", "split.reason=x", "split.spans=[[0, 8], [8, 16]]"
-    text = r"MP331[\s\S]*cut 8 parts layer 10 from layer 4, whose choice of keys it reads and the host's stages do not pass on"
+    text = r"MP331[\s\S]*cut 8 parts layer 10 from layer 4, whose choice of keys it reads, which the host does not send between stages"
     with pytest.raises(MegaplanError, match=text):
         spec_of(*GLM52, *cut)
     spec = spec_of(*GLM52, "mesh.pp=2", "split.mode=weighted")

@@ -144,7 +144,7 @@ def test_the_precision_aware_optimizer_of_a_launch_has_its_own_dtypes() -> None:
     ],
 )
 def test_layers_of_a_pipeline_without_a_layout(given: dict[str, int], layers: int, pp: int, sizes: list[int]) -> None:
-    """Layers are divided as Megatron-Core does; with a first stage of its own, the rank after it says how many virtual stages there are."""
+    """Layers are divided as Megatron-Core does; with its own first stage, the rank after it says how many virtual stages there are."""
     assert even_sizes(given, layers, pp) == sizes
 
 

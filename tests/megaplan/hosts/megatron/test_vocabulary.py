@@ -1,4 +1,4 @@
-"""The table of Megatron's launch arguments: every row names what is there, and its conversion goes both ways."""
+"""The table of Megatron's launch arguments: every row names existing things, and its conversion works both ways."""
 
 from collections.abc import Iterator
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""Published runs of torchtitan: the page is what the estimates are, and the rows keep their errors."""
+"""Published runs of torchtitan: the page matches the estimates, and the rows keep their errors."""
 
 from statistics import mean
 

@@ -56,7 +56,7 @@ MIXED = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32",
 def test_steps_are_bitwise_eager(
     microbatches: int, precision: Any, whole_step: bool, one_process: Any, worker: Any, spec_with: Any
 ) -> None:
-    """Rates change from step to step, gradients are clipped by factors of their own, and gradients are dropped after each."""
+    """Rates change from step to step, gradients are clipped by their own factors, and gradients are dropped after each."""
     changing = {"training.gradient_clip": 0.01, "training.steps": 6, "training.rate_schedule": {"kind": "cosine", "warmup_steps": 2}}
     spec = spec_with({"schedule.num_microbatches": microbatches, **changing, **({"precision": precision} if precision else {})})
     eager, batches = made(worker, spec)

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class Holder(nn.Module):
-    """A chunk with a copy of the embedding and of a side embedding, and a layer of its own."""
+    """A chunk with a copy of the embedding and of a side embedding, and its own layer."""
 
     def __init__(self, gradient: float) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def test_chunks_of_one_rank_share_their_gradient(one_process: Any, spec_with: An
 
 
 def test_the_output_of_a_stage_is_not_a_view(spec_with: Any) -> None:
-    """torch cannot detach a view in place where it splits a backward; recomputed or not, every family ends in a sum of its own."""
+    """torch cannot detach a view in place where it splits a backward; recomputed or not, every family ends in its own sum."""
     for policy in ("none", "selective"):
         spec = Spec.model_validate(spec_with({"recompute.default": policy, "mesh.pp": 5, "schedule.num_microbatches": 5}))
         inventory = build_inventory(spec)

@@ -1,7 +1,7 @@
-"""FlashAttention-4 on Hopper: the attention that it takes, and what its backward holds and launches.
+"""FlashAttention-4 on Hopper: the attention that it supports, and the memory and launches of its backward.
 
-Its backward makes one kernel's five products of a pair, and adds the parts of dq of each block of keys in fp32: in the order of the blocks,
-by a counter for each block of queries, so that it is bitwise reproducible. Query heads that share a key head add theirs in the same way.
+Its backward computes a pair's five products in one kernel, and adds each key block's part of dq in fp32 in the order of the blocks, by a
+counter per query block, so that it is bitwise reproducible. Query heads that share a key head add their parts of dk and dv in the same way.
 
 Source: the package's `flash_attn/cute/interface.py`, version 4.0.0b36, and its kernels compiled for sm_90a.
 """
@@ -17,7 +17,7 @@ WIDEST = 256
 EQUAL = (8, 16, 32, 48, 64, 80, 96, 112, 128, 192, WIDEST)
 """Widths of heads of one width for which both passes were compiled."""
 UNEQUAL = {64: (80, 96, 128, 192, WIDEST), 128: (160, 192, WIDEST)}
-"""Widths of keys, by that of values, for which both passes were compiled."""
+"""Widths of keys, by width of values, for which both passes were compiled."""
 COUNTER_BYTES = 4
 SHARED_COUNTERS = 2
 """Counters of a block of keys, of each gradient that query heads share."""
@@ -56,7 +56,7 @@ def refusal(
         value_width: Width of a head of values.
         itemsize: Bytes of an element.
         shared: True if query heads share a key head.
-        whole: True if there are as many queries as keys, and more than one.
+        whole: True if the numbers of queries and keys are equal and above one.
         packed: True if rows hold several documents.
         relations: True if each head adds a bias by the class of the key.
         masked: True if queries are in pieces, or attend to keys that they chose.
@@ -89,7 +89,7 @@ def backward_bytes(batch: int, positions: int, heads: int, groups: int, width: i
 
 
 def backward_launches(*, shared: bool) -> int:
-    """Kernels of a backward: counters set to zero, δ, the products, dq to its dtype; of shared heads as much for dk and dv."""
+    """Kernels of a backward: counters set to zero, δ, the products, dq to its dtype; for shared heads the same for dk and dv."""
     return 4 + (6 if shared else 0)
 
 

@@ -1,7 +1,7 @@
 """Tiles of weights and of score gradients that attention's backward stores: five products per pair of positions instead of seven.
 
-A tile has the keys of `STORED_TILE` positions as rows and the queries of as many as columns. Stored are the tiles with visible pairs, of
-some sequences and key heads at a time; the arrays of one part are those of the next. Longer sequences compute weights twice instead.
+A tile has `STORED_TILE` keys as rows and `STORED_TILE` queries as columns. Tiles with visible pairs are stored, for some sequences and key
+heads at a time; the next part reuses the arrays. Longer sequences compute weights twice instead.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from megakernels.facts import SMALLEST_DOT, block_of, ceil_div
 STORED_TILE = 128
 """Queries and keys of a stored tile."""
 STORED_SHORTEST = 4
-"""Least tiles of a sequence: what is not visible of a shorter one's tiles is too much of them."""
+"""Least number of tiles of a sequence: a shorter one has too large a masked share."""
 STORED_BYTES = 5 << 28
 """Most bytes of the two arrays; large enough for the programs of all multiprocessors."""
 SCORE_TILE = {"M": 128, "N": 64}
-"""Queries and keys of a program that makes scores: two or three of them share a multiprocessor, one's stores behind another's products."""
+"""Queries and keys of a program that makes scores: two or three of them share a multiprocessor, one's stores overlap another's products."""
 SCORE_OPTIONS = {"num_warps": 4, "num_stages": 3}
 STORED_COLUMNS = 64
 """Columns of a head that a step of its products takes."""
@@ -51,7 +51,7 @@ class StoredTiles(NamedTuple):
 
 
 def stored_tiles(batch: int, positions: int, heads: int, groups: int, itemsize: int, window: int | None) -> StoredTiles | None:
-    """The stored tiles of causal attention; None for short sequences, or if those of one key head are more than `STORED_BYTES`.
+    """The stored tiles of causal attention; None for short sequences, or if one key head's tiles exceed `STORED_BYTES`.
 
     Args:
         batch: Sequences.

@@ -4,8 +4,8 @@
 `attention_product_query_kernel` multiplies the score gradients with keys, `attention_product_key_kernel` them with queries, and weights
 with the gradients of outputs.
 
-A program that makes scores has no sums over a loop, and two or three of them share a multiprocessor: the exponentials and stores of one are
-hidden behind the products of the others. No program adds to another's result.
+A program that makes scores has no sums over a loop, so that two or three programs share a multiprocessor: exponentials and stores of one
+overlap products of the others. No program adds to another's result.
 """
 
 import triton
@@ -174,7 +174,7 @@ def attention_product_key_kernel(  # type: ignore[no-untyped-def]
     """
     local = tl.program_id(0)
     group, batch = first_group + local, (first_batch + tl.program_id(2)).to(tl.int64)
-    of_keys = tl.program_id(1)  # those that the most queries see are begun first
+    of_keys = tl.program_id(1)  # keys that the most queries see are processed first
     column = tl.arange(0, D)
     rest = D + tl.arange(0, R if R else 16)
     end = tl.cdiv(num_queries, S)

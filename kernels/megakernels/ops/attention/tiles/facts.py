@@ -48,8 +48,8 @@ TILES: dict[str, dict[tuple[bool, int], Tile]] = {
 """Tiles of each kernel, by whether operands are fp32, and the largest number of columns of a key's and a value's tiles together.
 
 A product of 64 rows has one warp group: a second one halves the columns of each instruction, which then waits for its left operand. With
-heads of 256 one warp group has too few registers, and its faster form, which spills some, is among the measured options alone. Loads of
-the key kernel overlap its products where a tile has 64 queries, which up to 160 columns have registers.
+heads of 256 one warp group has too few registers, and its faster form, which spills some, is among the measured options alone. Loads of the
+key kernel overlap its products if a tile has 64 queries, which fits into registers up to 160 columns.
 """
 BENT_TILES = {
     "forward": {(False, 128): Tile(64, 64, 4, 3)},
@@ -68,11 +68,11 @@ PIECES_TILES = {"key": {(False, 160): Tile(32, 128, 8, 2)}}
 LARGE_TILES = {"key": {(False, 256): Tile(64, 128, 8, 2)}}
 """Tiles in place of these under Triton's versions that compile them without spills, of rows of one document."""
 MASKED_TILES = {"key": {(False, 384): Tile(32, 64, 8, 2), (False, 512): Tile(16, 64, 8, 2)}}
-"""Tiles in place of these where a mask of chosen keys needs more registers than there are."""
+"""Smaller tiles for cases in which a mask of chosen keys needs too many registers."""
 
 
 def split_width(width: int) -> tuple[int, int]:
-    """Columns of a head's tile and of a second one for the rest, 0 if there is none: powers of two, of which little is empty."""
+    """Columns of a head's tile and of a second one for the rest, 0 if there is none: powers of two with little padding."""
     whole = block_of(width, SMALLEST_DOT)
     rest = block_of(width - whole // 2, SMALLEST_DOT)
     return (whole, 0) if width <= SMALLEST_DOT or rest == whole // 2 else (whole // 2, rest)
@@ -110,9 +110,10 @@ def constants(
 
 
 def key_parts(width: int, value_width: int, itemsize: int, *, relations: bool = False) -> list[dict[str, bool]]:
-    """Launches of the key kernel. Both gradients of a wide head do not fit into registers: each has a launch that makes the weights.
+    """Launches of the key kernel.
 
-    With relations one more makes the gradient of what is added to the scores of keys, of each head.
+    Both gradients of a wide head do not fit into registers: each has its own launch, which computes the weights again.
+    With relations one more launch makes the gradient of each head's term of the keys' scores.
     """
     none = {"KEYS": False, "VALUES": False, "ADDED": False}
     together = max(width, value_width) <= KEY_WIDTH[itemsize]

@@ -1,4 +1,4 @@
-"""Facts of weights that are packed by shards for a gather (`fp8_linear.weights`): which ones can be, their bytes, those of the packing."""
+"""Facts of weights that are packed by shards for a gather (`fp8_linear.weights`): conditions, bytes, and scratch of packing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def unpacked_columns(num_bytes: int, scaling: str) -> int:
 
 
 def num_largest(rows: int, columns: int, scaling: str) -> int:
-    """Largest magnitudes of a whole weight that the packing of its shards needs: of all of it, of each column or of each block."""
+    """Largest magnitudes of a whole weight that the packing of its shards needs: one, one per column, or one per block."""
     return {"mxfp8": 0, DELAYED: 0, "rows": columns, "fp8_blockwise": prod(squares(rows, columns))}.get(scaling, 1)
 
 

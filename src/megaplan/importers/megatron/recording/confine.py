@@ -21,7 +21,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASKS_VERSION, _PATH_BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READS = 1 << 0, 1 << 1, 0b1100
 _BITS_BY_VERSION = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Number of access rights by version of Landlock; later versions have those of 5."""
+"""Number of access rights by version of Landlock; later versions have the same number as 5."""
 _CAPBSET_DROP, _SET_SECCOMP, _NO_NEW_PRIVS, _FILTER = 24, 22, 38, 2
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _REFUSE, _ALLOW = 0x00050001, 0x7FFF0000  # errno EPERM
@@ -53,7 +53,7 @@ def _landlock_version() -> int:
 def limit(seconds: int) -> None:
     """Resource limits of the calling process and its children: processor time, sizes of files and of memory, open files.
 
-    A process may take twice the processor time, so that the wall-clock limit, which reports its reason, ends a script first.
+    A process may use twice the limit in processor time, so that the wall-clock limit, which reports its reason, comes first.
     """
     wanted = {
         resource.RLIMIT_CPU: 2 * seconds,
@@ -66,7 +66,7 @@ def limit(seconds: int) -> None:
         hard = resource.getrlimit(kind)[1]
         least = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (least, least))
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write past the limit fails and ends nothing
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails without ending the process
 
 
 def confine(writable: Iterable[str], executable: Iterable[str]) -> None:

@@ -53,7 +53,7 @@ QUEUED_FROM = ("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD")
 
 
 def directives(text: str, environment: MutableMapping[str, str], folder: str = ".") -> None:
-    """Set the variables of the job that the #SBATCH lines of a script describe, and its folder; those that are set already are kept."""
+    """Set the variables of the job that the #SBATCH lines of a script describe, and its folder; variables that are already set are kept."""
     for key in QUEUED_FROM:
         if re.search(rf"\$\{{?{key}\b", text):
             environment.setdefault(key, folder)

@@ -17,7 +17,7 @@ def placed(path: str) -> str:
 
 
 def copy_up(path: str, tree: str, home: str = "", *, copies: bool = False) -> None:
-    """Replace links above a path of the mirror by folders of links, and a linked file by a copy, so that the path can be written.
+    """Make a path of the mirror writable: replace linked parent folders by folders of links, and a linked file by a copy.
 
     Args:
         path: A path in the mirror; any other is left alone.

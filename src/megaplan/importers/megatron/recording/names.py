@@ -1,4 +1,4 @@
-"""Names of programs in a recorded script: those that run, and those that a stub replaces."""
+"""Names of programs in a recorded script: the ones that run, and the ones that a stub replaces."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def is_program(name: str) -> bool:
 
 
 def inner_program(words: Sequence[str], is_file: Callable[[str], bool]) -> tuple[int | None, bool]:
-    """The place of the program that follows a wrapper's options, None if there is none, and True if the word is a whole command line.
+    """The place of the program that follows a wrapper's options, None if there is none; and True if the word is a complete command line.
 
     Args:
         words: The wrapper's command.

@@ -48,7 +48,7 @@ def work_folders(command: Sequence[str]) -> list[str]:
 
 
 def announcement(command: Sequence[str], withheld: Sequence[str], *, confined: bool) -> list[str]:
-    """Description of what `record` will do, printed before it runs."""
+    """Description of the actions of `record`, printed before it runs."""
     guard = "the kernel refuses it writes outside, other programs, sockets and signals"
     return [
         f"recording: {shlex.join(command)}",
@@ -69,7 +69,7 @@ def record(
         command: Words, such as `bash launch.sh ARGS`.
         environment: Variables of the command in addition to those of the recording.
         gpus_per_node: The answer of `nvidia-smi`.
-        confined: True to let the kernel refuse what `confine` lists; otherwise stubs alone protect the system.
+        confined: True if the kernel refuses the calls that `confine` lists; otherwise only stubs protect the system.
         seconds: Limit of wall-clock time, and of processor time.
 
     Raises:
@@ -119,7 +119,7 @@ def record(
 def _started(
     command: list[str], folder: str, variables: dict[str, str], prepare: Callable[[], None], errors: BinaryIO
 ) -> subprocess.Popen[bytes]:
-    """Start the script in a session of its own, after `prepare`.
+    """Start the script in its own session, after `prepare`.
 
     Raises:
         OSError: The limits cannot be set.

@@ -20,7 +20,7 @@ class RecordLine:
         line: Line in the script.
         environment: Environment variables of the command.
         lines: Line of each word, if they are known.
-        files: Texts of the settings that the script has written before it, by their paths, if they are known.
+        files: Known texts of settings files that the script wrote before the launch, by path.
     """
 
     kind: str

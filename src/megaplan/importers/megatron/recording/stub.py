@@ -254,7 +254,7 @@ def replace(words: Sequence[str]) -> NoReturn:
 
 
 def redirected(command: str) -> str:
-    """The command with its output redirections sent to the mirror; empty if it has none."""
+    """The command with output redirections into the mirror; empty without redirections."""
     head, newline, rest = command.partition("\n") if re.search(r"<<[^<]", command.partition("\n")[0]) else (command, "", "")
     changed = _REDIRECT.sub(
         lambda found: (

@@ -42,20 +42,19 @@ class Builtins(Words):
         self.elsewhere: dict[str, str] = {}
         """Files here that are read in the place of another machine's, by the name in the script."""
         self.lists_gpus = False
-        """True if the script asks for the GPUs of its machine, which are taken as those of a whole node."""
+        """True if the script queries the GPUs of its machine, which is taken to be a full node."""
 
     def _path(self, name: str) -> Path | None:
-        """The file or folder of a name, which begins where the script is followed, in its folder, or in one of those around it."""
+        """The file or folder of a name relative to the current folder, the script's folder, or a parent of it."""
         relative = name.removeprefix(f"{self._current}/")
         own = [] if self._folder is None or relative.startswith("/") else [self._folder, *self._folder.resolve().parents][:MOST_FOLDERS]
         tried = [self._current / name, *(folder / relative for folder in own)]
         return next((path for path in tried if os.path.exists(path)), None)
 
     def _here(self, name: str) -> str:
-        """The name of a script's file; if it is a path of another machine, of the file here that has the longest end of it.
+        """The name of a script's file; a path of another machine is replaced by the local file that shares its longest suffix.
 
-        The folders are that of the script and those around it, and where the script is followed; a name without folder is looked for
-        next to the script alone.
+        A name without a folder is searched only next to the script.
         """
         known = UNSET.split(name)[-1]
         if known == name and (self._path(name) is not None or not name.startswith("/")):
@@ -172,7 +171,7 @@ class Builtins(Words):
         return self._put(self.sum(text, self._line) if re.fullmatch(r"[\d\s()*/%+-]+", text) else None, "bc")
 
     def _counted(self, words: list[str]) -> bool | None:
-        """Counts lines or words of a file or of what is given; the lines of a cluster's list of nodes are PBS_NUM_NODES."""
+        """Counts lines or words of a file or of the input; a cluster's list of nodes has PBS_NUM_NODES lines."""
         named = [word for word in words if not word.startswith("-")]
         text = self._read(named[0]) if named else None if UNSET.search(self._given) else self._given
         if text is not None:
@@ -183,7 +182,7 @@ class Builtins(Words):
         return self._put(None, "wc")
 
     def _filtered(self, words: list[str], lines: Callable[[list[str]], list[str]], name: str) -> bool | None:
-        """Prints other lines than those of a file or of what is given; what is not known keeps its name."""
+        """Prints transformed lines of a file or of the input; unknown output keeps its placeholder."""
         named = [word for word in words if not word.startswith("-")]
         text = self._given if not named else self._read(named[0])
         if text is None or (not named and UNSET.search(text)):
@@ -203,7 +202,7 @@ class Builtins(Words):
         return self._put("\n".join([*header, *[of_each.format(index) for index in range(NODE)]]), "nvidia-smi")
 
     def count_gpus(self, words: list[str]) -> bool | None:
-        """Prints what a line of Python does that counts GPUs: the ids of CUDA_VISIBLE_DEVICES, else those of a node."""
+        """Prints the result of a line of Python that counts GPUs: from the ids of CUDA_VISIBLE_DEVICES, else a node's number."""
         text, ids = "".join(words[words.index("-c") + 1 :][:1]), self.variables.get("CUDA_VISIBLE_DEVICES")
         if not re.search(r"print\(.*(?:CUDA_VISIBLE_DEVICES.*(?:count|split)|device_count\(\))", text, re.DOTALL):
             return self._put(None, "python")
@@ -226,7 +225,7 @@ class Builtins(Words):
         return re.search(named[0] if "-E" in words else re.escape(named[0]), self._given) is not None
 
     def _sed(self, words: list[str]) -> bool | None:
-        """Replaces texts by others in a file or in what is given; a file of the script that is changed otherwise is not known any more."""
+        """Replaces texts in a file or in the input; a file that is changed in another way becomes unknown."""
         options = {word for word in words if word.startswith("-")}
         plain = [word for word in words if not word.startswith("-")]
         rules = [word for word in (plain if "-e" in options else plain[:1]) if SUBSTITUTES.fullmatch(word)]
@@ -288,4 +287,4 @@ class Builtins(Words):
         "false": lambda _, __: False,
         "let": lambda shell, words: shell.sum(",".join(words), shell._line) != "0",
     }
-    """Functions of the commands by their names, each with the words that follow and the command's status, None if it is not known."""
+    """Functions of commands by name; each takes the following words and returns the command's status, None if unknown."""

@@ -70,7 +70,7 @@ class Programs(Builtins):
 
     @contextmanager
     def _child(self) -> Iterator[list[str]]:
-        """Changes of variables are undone at the end, and what is printed is kept."""
+        """Changes of variables are undone at the end; output is kept."""
         held = (dict(self.variables), self.positional, self._current, self._out, self._given)
         out: list[str] = []
         self._out = out
@@ -91,7 +91,7 @@ class Programs(Builtins):
         return "".join(out)
 
     def _call(self, fields: list[str], lines: list[int]) -> bool | None:
-        """The status of a command, after what it starts is followed; None if it is not known."""
+        """The status of a command, after the commands that it starts are followed; None if it is not known."""
         name, program = fields[0], fields[0].rpartition("/")[2]
         own = self._own.get(name) or self.builtins.get(name)
         options = sum(word.startswith("--") for word in fields[2 if program in PYTHONS else 0 :])

@@ -156,7 +156,7 @@ class Scanner:
         return [*pieces, Piece("text", held, quoted=True)] if held else pieces
 
     def _expansion(self, *, quoted: bool) -> Piece:
-        """A variable, sum or program; a sign that begins none of them is text."""
+        """A variable, sum or program; any other sign is text."""
         text, begin = self.text, self._at
         if text[begin] == "`":
             end = text.find("`", begin + 1)

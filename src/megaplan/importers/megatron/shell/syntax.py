@@ -19,7 +19,7 @@ class Command(NamedTuple):
         words: Words of a simple command, a test, a loop or a case.
         text: Name of a loop's variable or of a function; the expression of a sum.
         parts: Conditions, or patterns, each with the commands after it.
-        given: Sign and word of what it reads.
+        given: Sign and word of its input redirection.
         written: Sign and word of the file that it writes.
     """
 
@@ -282,7 +282,7 @@ class Parser(Scanner):
             words.append(self._word())
 
     def _redirect(self) -> bool:
-        """Passes a redirection; what is read and what is written are kept."""
+        """Parses a redirection; the names of read and written files are recorded."""
         self._skip()
         found = _REDIRECT.match(self.text, self._at)
         if found is None:

@@ -157,7 +157,7 @@ class Words:
             raise NeedsBashError(line, f"$(({text.strip()}))") from None
 
     def fields(self, word: Word) -> Iterator[str]:
-        """The words that a word becomes: unquoted values are split at spaces, arrays give a word for each of theirs."""
+        """The words that a word expands to: unquoted values are split at spaces, arrays give one word per element."""
         if "{" in word.plain:
             yield from _braces(word.plain)
             return
@@ -251,7 +251,7 @@ class Words:
             found = self.text(Scanner(operand).operand())
             if sign.endswith("="):
                 self.set(name, found)
-            return found if found or not name.isidentifier() else unset(name)  # empty, and its name is known to what needs it
+            return found if found or not name.isidentifier() else unset(name)  # empty, and its name is recorded for commands that need it
         if lacks and sign.endswith("?"):
             self.demanded = [name]
             raise StoppedError
@@ -288,7 +288,7 @@ class Words:
 
 
 def _list(held: Value | None) -> list[str]:
-    """The words of an array; a text is one."""
+    """The words of an array; a text is an array of one word."""
     return [held] if isinstance(held, str) else list(held or [])
 
 
