@@ -186,6 +186,21 @@ def test_launches_of_a_script_are_numbered(tmp_path: Path, monkeypatch: pytest.M
     capsys.readouterr()
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        "docker run -e CUBLAS_WORKSPACE_CONFIG=:8:8 image",
+        "docker run --env=CUBLAS_WORKSPACE_CONFIG=:8:8 image",
+        "srun --export=ALL,CUBLAS_WORKSPACE_CONFIG=:8:8",
+        "mpirun -x CUBLAS_WORKSPACE_CONFIG=:8:8",
+        """J='{"env_vars": {"CUBLAS_WORKSPACE_CONFIG": ":8:8"}}'\nray job submit --runtime-env-json="$J" --""",
+    ],
+)
+def test_a_wrapper_hands_variables_on(start: str) -> None:
+    text = f"{start} {RUN} 4"
+    assert import_megatron(text, "launch.sh").loaded.spec.host.cublas_workspace_kib == 64
+
+
 def test_files_in_the_scripts_folder_are_followed(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf/model.sh").write_text("B=4\nreturn 0\nB=5\n", encoding="utf-8")

@@ -57,6 +57,21 @@ _FRONT_ENDS = (
         "the config of policy.model_name",
     ),
     _FrontEnd("ChatLearn", re.compile(r"^[^#\n]*\bchatlearn/entrypoint\.py\b", re.MULTILINE), "the config of models.policy_trainer.load"),
+    _FrontEnd(
+        "ROLL",
+        re.compile(r"\A(?=.*^(?:pretrain|actor_train):).*?^\s+strategy_name: *[\"']?(?:megatron|deepspeed|fsdp)", _WHOLE),
+        "the config of pretrain",
+    ),
+    _FrontEnd(
+        "AReaL",
+        re.compile(r"\A(?=.*^(?:actor|allocation_mode):).*?^\s+(?:backend: *[\"']?(?:megatron|fsdp|archon)|n_gpus_per_node):", _WHOLE),
+        "the config of actor.path",
+    ),
+    _FrontEnd(
+        "Hetu-Galvatron",
+        re.compile(r"^\s+(?:galvatron_config_path|default_dp_type):", re.MULTILINE),
+        "the YAML of model_config_path",
+    ),
     _FrontEnd("NeMo Automodel", re.compile(r"\bnemo_automodel\b"), "model.pretrained_model_name_or_path"),
     _FrontEnd(
         "Accelerate",
@@ -118,12 +133,16 @@ _OURS = {
     "local_batch_size": "batch.micro_batch_size",
     "train_micro_batch_size": "batch.micro_batch_size",
     "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
+    "per_device_train_batch_size": "batch.micro_batch_size",
 }
 _TUNED_BY = ("train_type", "tuner_type", "sft_type", "finetuning_type", "adapter", "tuner_backend")
 """Arguments by which front ends choose between all parameters and low-rank adapters."""
 _OF_ROLLOUTS = ("max_prompt_length", "max_response_length")
 """Lengths of verl whose sum is that of a sequence."""
-_PROCESSES = ("NPROC_PER_NODE", "nproc_per_node", "n_gpus_per_node", "gpus_per_node", "GPUS_PER_NODE", "devices")
+_PROCESSES = (
+    *("actor_num_gpus_per_node", "num_gpus_per_node", "NPROC_PER_NODE", "nproc_per_node"),
+    *("n_gpus_per_node", "gpus_per_node", "GPUS_PER_NODE", "devices"),
+)
 _SIZES = {
     "train_global_batch_size": "--global-batch",
     "global_batch_size": "--global-batch",
@@ -133,6 +152,7 @@ _SIZES = {
     "max_length": "--seq",
     "cutoff_len": "--seq",
     "sequence_len": "--seq",
+    "sequence_length": "--seq",
     "seq_length": "--seq",
     "seq_len": "--seq",
 }
@@ -181,6 +201,14 @@ def with_own_defaults(launch: Arguments) -> Arguments:
         own["world_size"] = nodes * gpus
     if given.get("use_dynamic_batch_size") and isinstance(tokens, int):  # rows of a microbatch are packed up to this
         own["seq_length"] = own["max_position_embeddings"] = tokens * (launch.optional("context_parallel_size") or 1)
+    counts = [given.get(key, 1) for key in ("rollout_batch_size", "n_samples_per_prompt", "num_steps_per_rollout")]
+    rows, samples, updates = (count if isinstance(count, int) else 0 for count in counts)
+    if "rollout_batch_size" in given and rows * samples * updates > 0:
+        own["global_batch_size"] = rows * samples // updates
+    if launch.environment.get("OPEN_TRAINING_INT4_FAKE_QAT_FLAG") in ("1", "true"):
+        launch.guess(
+            "", "weights of experts in 4 bits while training (OPEN_TRAINING_INT4_FAKE_QAT_FLAG): their rounded copies are not counted"
+        )
     absent = {key: value for key, value in own.items() if given.get(key) is None and not (key == "bf16" and given.get("fp16"))}
     launch.values |= absent
     launch.say("as slime sets them where a launch does not: " + ", ".join(f"{key} = {value}" for key, value in absent.items()))
@@ -273,7 +301,7 @@ def command(text: str) -> str:
         "MODEL",
     )
     processes = next((given[key] for key in _PROCESSES if key in given), "8")
-    nodes = next((given[key] for key in ("NNODES", "nnodes", "num_nodes") if key in given), "1")
+    nodes = next((given[key] for key in ("actor_num_nodes", "NNODES", "nnodes", "num_nodes") if key in given), "1")
     gpus = int(processes) * int(nodes) if processes.isdigit() and nodes.isdigit() else 8
     if given.get("num_processes", "").isdigit():  # Accelerate's of all nodes
         gpus = int(given["num_processes"])
