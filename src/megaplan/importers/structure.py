@@ -60,6 +60,7 @@ def names_a_tensor(name: str, value: Any) -> bool:
 
 _OF_MEMORY = re.compile(
     r"offload|prefetch|swap|recompute|remat|reuse|stash|(?:activation|gradient)_checkpoint|checkpoint_activation|save_memory"
+    r"|outer_(?:optim|lr|mom)|diloco|(?:^|_)ema(?:_|$)"
 )
 _OF_OTHER_MEMORY = re.compile(r"data|rollout|sglang|vllm|profil|log|kv_cache|tokenizer")
 

@@ -16,7 +16,6 @@ from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.spec import import_megatron
 
 ONLY_RUN = {
-    "sbatch of a written file": "no launch was recorded",
     "nodes of a job": "output of scontrol",
     "sum of tools": "output of awk",
     "file that is read back": "output of cat",
@@ -172,6 +171,8 @@ def test_a_condition_that_the_text_does_not_decide() -> None:
     assert (found.code, found.location.line) == ("MP922", 2)
     assert found.detail == "launch.sh decides --micro-batch-size by '$(nproc) -gt 8', which only running it answers"
     assert found.hints == ("megaplan import megatron --record -- bash launch.sh",)
+    (found,) = refused(f"E=4\nif [ $(nproc) -gt 8 ]; then\n E=2\nfi\n{RUN} 4 --num-experts 8 --moe-expert-parallel-size $E")
+    assert "decides --moe-expert-parallel-size by" in found.detail
     nodes = f"N=1\nif [ -f hosts ]; then N=2; fi\ntorchrun --nnodes $N --nproc_per_node 8 pretrain_gpt.py {PLAIN}"
     assert "-f hosts is not known, and is read as if it does not hold; it decides --nnodes" in notes(nodes)
     assert "set nowhere, and empty: USE" in notes(f'[ -n "$USE" ] && A=--swiglu\n{RUN} 4 $A')

@@ -78,6 +78,15 @@ def test_gates_and_convolutions_of_forks_are_not_passed_over(words: str) -> None
         import_megatron(f"{RUN} {NEEDED} {words}", "x.sh")
 
 
+def test_experts_of_megablocks_are_over_all_data_ranks() -> None:
+    words = "--moe-num-experts=16 --moe-capacity-factor=1 --moe-loss-weight=0.1 --moe-top-k=1 --moe-expert-model-parallelism"
+    text = f"{RUN.replace('node 1', 'node 8')} {NEEDED} {words}"
+    spec = import_megatron(text, "x.sh").loaded.spec
+    assert spec.model.moe is not None
+    assert (spec.mesh.ep, spec.model.moe.num_experts, spec.model.moe.top_k, spec.model.moe.capacity_factor) == (8, 16, 1, 1.0)
+    assert spec.model.moe.balance_loss_coefficient == 0.1
+
+
 def test_a_norm_by_the_name_of_a_fork_is_read() -> None:
     assert import_megatron(f"{RUN} {NEEDED} --norm-dtype RMSNorm", "x.sh").loaded.spec.model.norm == "rmsnorm"
 
@@ -87,6 +96,8 @@ def test_a_norm_by_the_name_of_a_fork_is_read() -> None:
     [
         ("--own-activation-offload", Severity.WARNING),
         ("--prefetch-layers 2", Severity.WARNING),
+        ("--outer-optimizer nesterov", Severity.WARNING),
+        ("--use-ema", Severity.WARNING),
         ("--adaptive-recompute-device-size -1", Severity.NOTE),
         ("--rollout-offload", Severity.NOTE),
         ("--own-switch", Severity.NOTE),

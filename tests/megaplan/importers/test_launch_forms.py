@@ -186,6 +186,16 @@ def test_a_run_of_maxtext_has_its_own_command(text: str) -> None:
             "megaplan estimate ORG/M --gpus 8 --seq 512 --set mesh.pp=2 --set batch.micro_batch_size=2",
         ),
         (
+            "megatron_training:\n  model: m\n  seq_length: 512\nactor_config:\n  micro_batch_size: 2\nrl_config:\n  epochs: 1\n",
+            "MindSpeed-RL",
+            "megaplan estimate MODEL --gpus 8 --seq 512 --set batch.micro_batch_size=2",
+        ),
+        (
+            "recipe:\n  _target_: megatron.bridge.recipes.x.y\ncheckpoint:\n  save: /nemo_run/x\n",
+            "a Megatron-Bridge recipe",
+            "megaplan estimate MODEL --gpus 8",
+        ),
+        (
             "cluster:\n  n_gpus_per_node: 4\nactor:\n  backend: megatron:d4p1t1\n  path: ORG/M\n",
             "AReaL",
             "megaplan estimate ORG/M --gpus 4",

@@ -269,6 +269,9 @@ class Arguments:
             f"no {', '.join(map(flag, ('num_layers', *needed)))}: the launch{program} is of another front end than Megatron-LM's own{whose}"
         )
         hint = "megaplan import hf CONFIG.json, then --set host.name=megatron and the degrees of the launch"
+        if "torchtitan" in self.program:
+            file = readable(str(self.values.get("job.config_file", "JOB.toml")))
+            hint = f"megaplan import torchtitan {file}   # without the launch's own options"
         self._errors.append(diagnostic("MP916", said, Location(self.name), (hint,)))
         return True
 

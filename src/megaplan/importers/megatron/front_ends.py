@@ -50,6 +50,9 @@ _FRONT_ENDS = (
         re.compile(r"\bmindspeed(?:_llm|_rl|_mm)?\b|--use-fused-(?:rmsnorm|swiglu|rotary-pos-emb)\b|\bASCEND_"),
         _ARGUMENTS,
     ),
+    _FrontEnd(
+        "MindSpeed-RL", re.compile(r"^megatron_training:.*?^(?:actor_config|rl_config):", _WHOLE), "the file of megatron_training.model"
+    ),
     _FrontEnd("NeMo 1", re.compile(r"^(?:trainer|exp_manager):.*?^model:", re.MULTILINE | re.DOTALL), "the section model"),
     _FrontEnd(
         "NeMo-RL",
@@ -82,14 +85,14 @@ _FRONT_ENDS = (
         "the program that it starts",
     ),
     _FrontEnd(
-        "NeMo 2",
-        re.compile(r"^[^#\n]*(?:_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|\bnemo llm\b)", re.MULTILINE),
-        "its recipe",
-    ),
-    _FrontEnd(
         "a Megatron-Bridge recipe",
         re.compile(r"\bmegatron\.bridge\.recipes\b|^[^#\n]*\brun_recipe\.py\b", re.MULTILINE),
         "the recipe, whose run writes run_config.yaml",
+    ),
+    _FrontEnd(
+        "NeMo 2",
+        re.compile(r"^[^#\n]*(?:_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|\bnemo llm\b)", re.MULTILINE),
+        "its recipe",
     ),
     _FrontEnd("Primus", re.compile(r"^[^#\n]*(?:\bprimus-cli\b|\bEXP=\S+\.ya?ml)", re.MULTILINE), "the YAML of --config"),
     _FrontEnd("LLaMA-Factory", re.compile(r"\A(?=.*^model_name_or_path:)(?=.*^(?:finetuning_type|stage):)", _WHOLE), "model_name_or_path"),
@@ -140,7 +143,7 @@ _TUNED_BY = ("train_type", "tuner_type", "sft_type", "finetuning_type", "adapter
 _OF_ROLLOUTS = ("max_prompt_length", "max_response_length")
 """Lengths of verl whose sum is that of a sequence."""
 _PROCESSES = (
-    *("actor_num_gpus_per_node", "num_gpus_per_node", "NPROC_PER_NODE", "nproc_per_node"),
+    *("actor_num_gpus_per_node", "num_npus", "num_gpus_per_node", "NPROC_PER_NODE", "nproc_per_node"),
     *("n_gpus_per_node", "gpus_per_node", "GPUS_PER_NODE", "devices"),
 )
 _SIZES = {

@@ -56,7 +56,8 @@ RENAMED = MappingProxyType(
         "moe_train_capacity_factor": "moe_expert_capacity_factor",
         **dict.fromkeys(("rotary_position_embeddings_theta", "rope_theta", "rotary_emb_base"), "rotary_base"),
         "warmup": "lr_warmup_fraction",
-        "moe_loss_coeff": "moe_aux_loss_coeff",
+        **dict.fromkeys(("moe_loss_coeff", "moe_loss_weight"), "moe_aux_loss_coeff"),
+        "moe_capacity_factor": "moe_expert_capacity_factor",
         "activations_checkpoint_method": "recompute_method",
         "activations_checkpoint_num_layers": "recompute_num_layers",
         "checkpoint_num_layers": "recompute_num_layers",
@@ -67,7 +68,7 @@ RENAMED = MappingProxyType(
         **dict.fromkeys(("d_model", "n_embd", "model_dim"), "hidden_size"),
         **dict.fromkeys(("intermediate_size", "ffn_size", "d_ff", "ffn_dim"), "ffn_hidden_size"),
         **dict.fromkeys(("head_dim", "head_size"), "kv_channels"),
-        **dict.fromkeys(("n_routed_experts", "num_local_experts", "num_moe_experts", "n_experts"), "num_experts"),
+        **dict.fromkeys(("n_routed_experts", "num_local_experts", "num_moe_experts", "moe_num_experts", "n_experts"), "num_experts"),
         **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk"), "moe_router_topk"),
         **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), "moe_ffn_hidden_size"),
         **dict.fromkeys(("shared_expert_intermediate_size", "shared_expert_ffn_hidden_size"), "moe_shared_expert_intermediate_size"),
@@ -183,7 +184,7 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
         found.append(Translated("transformer_impl", f"{of_before} is of releases whose --transformer-impl is local by default"))
     if values.get("transformer_impl") == "local" and (of_before or values.get("use_legacy_models") or is_of_mindspeed(values)):
         flash_of_own_modules(values)
-    found += [*translate_deepspeed(values), *_flagscale_width(values), *translate_mindspeed(values)]
+    found += [*translate_deepspeed(values), *_flagscale_width(values), *_experts_of_megablocks(values), *translate_mindspeed(values)]
     recomputes = values.get("checkpoint_activations") or values.get("recompute_granularity") == "full"
     shares = values.pop("partition_activations", False) and recomputes and not values.get("sequence_parallel")
     if shares and values.get("tensor_model_parallel_size") not in (None, 1):
@@ -221,6 +222,20 @@ def _of_before_core(values: dict[str, Any]) -> str:
     if values.get("tokenizer_type") == "PretrainedFromHF":
         return "MindSpeed without --use-mcore-models"
     return next((flag(key) for key in _BEFORE_CORE if values.get(key) not in (None, False)), "")
+
+
+def _experts_of_megablocks(values: dict[str, Any]) -> list[Translated]:
+    """Experts that are spread over all data ranks.
+
+    Source: `megablocks/layers/mpu.py` and `exp/moe` of databricks/megablocks.
+    """
+    keys = "nproc_per_node", "num_experts", "nnodes", "tensor_model_parallel_size", "pipeline_model_parallel_size"
+    each, experts, nodes, tp, pp = (size if isinstance(size := values.get(key), int) and size > 0 else 1 for key in keys)
+    if not values.pop("moe_expert_model_parallelism", False):
+        return []
+    values["expert_model_parallel_size"] = min(experts, max(1, each * nodes // (tp * pp)))
+    said = f"--moe-expert-model-parallelism of megablocks spreads experts over {values['expert_model_parallel_size']} data ranks"
+    return [Translated("expert_model_parallel_size", said)]
 
 
 def _flagscale_width(values: dict[str, Any]) -> list[Translated]:
