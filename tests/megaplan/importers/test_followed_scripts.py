@@ -178,6 +178,11 @@ def test_a_condition_that_the_text_does_not_decide() -> None:
     assert "set nowhere, and empty: USE" in notes(f'[ -n "$USE" ] && A=--swiglu\n{RUN} 4 $A')
 
 
+def test_variables_that_are_set_nowhere_are_one_error_with_one_hint() -> None:
+    (found,) = refused(f"{RUN} $MBS --tensor-model-parallel-size $TP --seq-length ${{S}}")
+    assert (found.code, set(found.hints[0].split())) == ("MP918", {"--env", "TP=…", "MBS=…", "S=…"})
+
+
 def test_launches_of_a_script_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("launch.sh").write_text(f"for B in 1 2; do\n{RUN} $B\ndone\n{RUN} 4 --swiglu\n", encoding="utf-8")

@@ -14,7 +14,7 @@ from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind,
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
 from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, decides_a_tensor, letters, renamed, translate_forks
-from megaplan.importers.megatron.unset import readable, remedies, unset_names
+from megaplan.importers.megatron.unset import readable, remedies, together, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor, unknown_names
 from megaplan.scalars import MAX_INT
 
@@ -270,8 +270,7 @@ class Arguments:
         )
         hint = "megaplan import hf CONFIG.json, then --set host.name=megatron and the degrees of the launch"
         if "torchtitan" in self.program:
-            file = readable(str(self.values.get("job.config_file", "JOB.toml")))
-            hint = f"megaplan import torchtitan {file}   # without the launch's own options"
+            hint = f"megaplan import torchtitan {readable(str(self.values.get('job.config_file', 'JOB.toml')))}"
         self._errors.append(diagnostic("MP916", said, Location(self.name), (hint,)))
         return True
 
@@ -314,7 +313,7 @@ class Arguments:
             MegaplanError: Everything found.
         """
         if self._errors:
-            raise MegaplanError([*dict.fromkeys(self._errors), *(self._omissions if self._missing else ())])
+            raise MegaplanError([*together(self._errors), *(self._omissions if self._missing else ())])
 
     def _said_of(self, key: str) -> str:
         return f"{flag(key)} {_shown(self.values[key])}".replace(" True", "")
