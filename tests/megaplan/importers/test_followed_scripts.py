@@ -202,7 +202,7 @@ def test_launches_of_a_script_are_numbered(tmp_path: Path, monkeypatch: pytest.M
         """J='{"env_vars": {"CUBLAS_WORKSPACE_CONFIG": ":8:8"}}'\nray job submit --runtime-env-json="$J" --""",
     ],
 )
-def test_a_wrapper_hands_variables_on(start: str) -> None:
+def test_a_wrapper_passes_variables_on(start: str) -> None:
     text = f"{start} {RUN} 4"
     assert import_megatron(text, "launch.sh").loaded.spec.host.cublas_workspace_kib == 64
 

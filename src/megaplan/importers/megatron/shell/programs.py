@@ -185,7 +185,7 @@ class Programs(Builtins):
 
     def _wrapped(self, fields: list[str], lines: list[int]) -> bool | None:
         place, is_line = inner_program(fields, lambda word: self._path(word) is not None)
-        for key, value in _handed_on(fields[1:place]):
+        for key, value in _passed_on(fields[1:place]):
             self.set(key, value)
         if place is None:
             self._out.append(unset(f"({fields[0]})"))
@@ -242,7 +242,7 @@ class Programs(Builtins):
 _OF_RAY = "--runtime-env-json"
 
 
-def _handed_on(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _passed_on(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Variables that a wrapper gives to the command which it starts.
 
     These are `NAME=VALUE` of `env`, `docker run -e` and `mpirun -x`, `--env=NAME=VALUE`, `srun --export=ALL,NAME=VALUE`, and `env_vars` in
