@@ -68,7 +68,7 @@ RENAMED = MappingProxyType(
         **dict.fromkeys(("d_model", "n_embd", "model_dim"), "hidden_size"),
         **dict.fromkeys(("intermediate_size", "ffn_size", "d_ff", "ffn_dim"), "ffn_hidden_size"),
         **dict.fromkeys(("head_dim", "head_size"), "kv_channels"),
-        **dict.fromkeys(("n_routed_experts", "num_local_experts", "num_moe_experts", "moe_num_experts", "n_experts"), "num_experts"),
+        **dict.fromkeys(("n_routed_experts", "num_local_experts", "num_moe_experts", "n_experts"), "num_experts"),
         **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk"), "moe_router_topk"),
         **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), "moe_ffn_hidden_size"),
         **dict.fromkeys(("shared_expert_intermediate_size", "shared_expert_ffn_hidden_size"), "moe_shared_expert_intermediate_size"),
@@ -225,10 +225,12 @@ def _of_before_core(values: dict[str, Any]) -> str:
 
 
 def _experts_of_megablocks(values: dict[str, Any]) -> list[Translated]:
-    """Experts that are spread over all data ranks.
+    """Experts of megablocks, whose launches state the weight of a loss; one switch spreads them over all data ranks.
 
     Source: `megablocks/layers/mpu.py` and `exp/moe` of databricks/megablocks.
     """
+    if values.get("moe_loss_weight") is not None and values.get("moe_num_experts") is not None:
+        values["num_experts"] = values.pop("moe_num_experts")
     keys = "nproc_per_node", "num_experts", "nnodes", "tensor_model_parallel_size", "pipeline_model_parallel_size"
     each, experts, nodes, tp, pp = (size if isinstance(size := values.get(key), int) and size > 0 else 1 for key in keys)
     if not values.pop("moe_expert_model_parallelism", False):
