@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from megaplan.diagnostics import diagnostic
+from megaplan.errors import Diagnostic, Location, Severity
 
 _COUNTED = re.compile(
     r"(?:^|_)(?:(?:num|n)_\w*(?:heads?|layers?|experts?|query_groups|tables?|codebooks)"
     r"|(?:hidden|ffn|intermediate|embed(?:ding)?|vocab|expert|latent|inner|head|state)_(?:size|dim|width|rank)"
     r"|(?:q|k|v|kv|qk|rope|nope|ssm|mamba|lora|expert|shared)\w*_(?:dim|rank|heads?)|head_dim|d_(?:model|ff|state|conv|inner))$"
+    r"|(?:^|_)conv\d?d?_(?:group|kernel|dim|size|width|channels)"
 )
 _SWITCHED = re.compile(
-    r"(?:^|_)(?:qk_?(?:layer)?norm|add_\w+_bias|(?:qkv|linear|attention|mlp|moe|lm_head|router)_bias|untie\w*|post_norm|swiglu|geglu|mla|sinks?)$"
+    r"(?:^|_)(?:qk_?(?:layer)?norm|add_\w+_bias|(?:qkv|linear|attention|mlp|moe|lm_head|router)_bias|untie\w*|post_norm|swiglu|geglu|mla|sinks?|\w+_gate)$"
 )
 _PROCESS = re.compile(r"fused|fusion|worker|thread|buffer|bucket|cache|queue|log|batch|wandb|checkpoint|optimizer|loss|lr")
 
@@ -51,6 +56,37 @@ def names_a_tensor(name: str, value: Any) -> bool:
     if value is True:
         return _SWITCHED.search(name) is not None and not name.startswith(("no_", "disable_"))
     return isinstance(value, int) and value > 0 and (_COUNTED.search(name) is not None or name.startswith("lora_r"))
+
+
+_OF_MEMORY = re.compile(
+    r"offload|prefetch|swap|recompute|remat|reuse|stash|(?:activation|gradient)_checkpoint|checkpoint_activation|save_memory"
+    r"|outer_(?:optim|lr|mom)|diloco|(?:^|_)ema(?:_|$)"
+)
+_OF_OTHER_MEMORY = re.compile(r"data|rollout|sglang|vllm|profil|log|kv_cache|tokenizer")
+
+
+def unknown_names(
+    names: Sequence[str], values: Mapping[str, Any], shown: Callable[[str], str], at: Callable[[str], Location]
+) -> Iterator[Diagnostic]:
+    """A note on names that the importer does not know; a warning on those which say that they change what is in memory.
+
+    Args:
+        names: The names.
+        values: Values by name.
+        shown: Function that shows a name with its value.
+        at: Function that gives the place of a name.
+    """
+    of_memory = [
+        name
+        for name in names
+        if values[name] not in (None, False, 0, -1, "", "none", "disable") and _OF_MEMORY.search(name) and not _OF_OTHER_MEMORY.search(name)
+    ]
+    for found, said, severity in (
+        (of_memory, ": not counted, and by its name it changes what is in memory", Severity.WARNING),
+        ([name for name in names if name not in of_memory], "", Severity.NOTE),
+    ):
+        if found:
+            yield diagnostic("MP913", "\n".join(shown(name) + said for name in found), at(found[0]), ("--strict",), severity=severity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,19 @@ def folders_above(path: str) -> list[Path]:
     return list(Path(path).resolve().parents)[:MOST_FOLDERS]
 
 
+def places_of(path: str, name: str) -> list[Path]:
+    """The places of a file that a launch names: its path, and the longest ends of that in the launch's folders and above.
+
+    Args:
+        path: Path of the file in the launch.
+        name: Path of the launch, next to which the file's name alone is looked for.
+    """
+    parts, folders = Path(path).parts, folders_above(name)
+    ends = [Path(*parts[start:]) for start in range(parts[0] == "/", len(parts))] if parts else []
+    above = [folder / end for end in ends[:-1] for folder in folders]
+    return [Path(path), *above, *(folders[0] / end for end in ends[-1:] if folders)]
+
+
 def model_file(path: str) -> str:
     """The `config.json` of a model's folder; any other path unchanged."""
     inside = os.path.join(path, CONFIG)

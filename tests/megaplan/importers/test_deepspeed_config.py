@@ -114,6 +114,20 @@ def test_offload_of_the_optimizer(more: dict[str, Any]) -> None:
     assert imported(zero(1, offload_optimizer={"device": "none"})).loaded.spec.host.optimizer_offload is None
 
 
+@pytest.mark.parametrize("more", ["", "--cpu-optimizer"])
+def test_offload_under_stage_3_is_counted_on_the_device(more: str) -> None:
+    found = imported(zero(3, **({} if more else {"offload_optimizer": {"device": "cpu"}})), more)
+    assert (found.loaded.spec.sharding.reshard_after_forward, found.loaded.spec.host.optimizer_offload) == (True, None)
+    assert warned(found).count("the optimizer's state is counted on the device") == 1
+
+
+@pytest.mark.parametrize(("updates", "size"), [(1, 16), (2, 8), (None, 1)])
+def test_batches_of_the_json_give_the_gpus(updates: int | None, size: int) -> None:
+    batch = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1} | ({"gradient_accumulation_steps": updates} if updates else {})
+    launch = written({**BF16, **batch}, "--tensor-model-parallel-size 2" if updates else "").replace("--num_gpus 4 ", "")
+    assert import_megatron(launch, "launch.sh").loaded.spec.mesh.world_size == size
+
+
 def test_offload_of_parameters_is_a_warning() -> None:
     assert "parameters are in host memory there" in warned(imported(zero(3, offload_param={"device": "cpu"})))
     assert "parameters are in host memory there" in warned(import_megatron(f"{RUN} --bf16 --remote-device cpu", "launch.sh"))

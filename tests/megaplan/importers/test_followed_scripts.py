@@ -16,7 +16,6 @@ from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.spec import import_megatron
 
 ONLY_RUN = {
-    "sbatch of a written file": "no launch was recorded",
     "nodes of a job": "output of scontrol",
     "sum of tools": "output of awk",
     "file that is read back": "output of cat",
@@ -174,9 +173,16 @@ def test_a_condition_that_the_text_does_not_decide() -> None:
     assert (found.code, found.location.line) == ("MP922", 2)
     assert found.detail == "launch.sh decides --micro-batch-size by '$(nproc) -gt 8', which only running it answers"
     assert found.hints == ("megaplan import megatron --record -- bash launch.sh",)
+    (found,) = refused(f"E=4\nif [ $(nproc) -gt 8 ]; then\n E=2\nfi\n{RUN} 4 --num-experts 8 --moe-expert-parallel-size $E")
+    assert "decides --moe-expert-parallel-size by" in found.detail
     nodes = f"N=1\nif [ -f hosts ]; then N=2; fi\ntorchrun --nnodes $N --nproc_per_node 8 pretrain_gpt.py {PLAIN}"
     assert "-f hosts is not known; the reading assumes that it does not hold; it decides --nnodes" in notes(nodes)
     assert "set nowhere, and empty: USE" in notes(f'[ -n "$USE" ] && A=--swiglu\n{RUN} 4 $A')
+
+
+def test_variables_that_are_set_nowhere_are_one_error_with_one_hint() -> None:
+    (found,) = refused(f"{RUN} $MBS --tensor-model-parallel-size $TP --seq-length ${{S}}")
+    assert (found.code, set(found.hints[0].split())) == ("MP918", {"--env", "TP=…", "MBS=…", "S=…"})
 
 
 def test_launches_of_a_script_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,6 +192,21 @@ def test_launches_of_a_script_are_numbered(tmp_path: Path, monkeypatch: pytest.M
     assert run(["import", "megatron", "launch.sh", "--launch", "2", "-o", "two.yaml"]) == 0
     assert "micro_batch_size: 2" in Path("two.yaml").read_text(encoding="utf-8")
     capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "docker run -e CUBLAS_WORKSPACE_CONFIG=:8:8 image",
+        "docker run --env=CUBLAS_WORKSPACE_CONFIG=:8:8 image",
+        "srun --export=ALL,CUBLAS_WORKSPACE_CONFIG=:8:8",
+        "mpirun -x CUBLAS_WORKSPACE_CONFIG=:8:8",
+        """J='{"env_vars": {"CUBLAS_WORKSPACE_CONFIG": ":8:8"}}'\nray job submit --runtime-env-json="$J" --""",
+    ],
+)
+def test_a_wrapper_passes_variables_on(start: str) -> None:
+    text = f"{start} {RUN} 4"
+    assert import_megatron(text, "launch.sh").loaded.spec.host.cublas_workspace_kib == 64
 
 
 def test_files_in_the_scripts_folder_are_followed(tmp_path: Path) -> None:

@@ -72,6 +72,42 @@ def test_biases_of_forks_are_not_passed_over() -> None:
     assert import_megatron(f"{RUN} {NEEDED} --no-add-dense-bias", "x.sh").loaded.spec.model.num_layers == 4
 
 
+@pytest.mark.parametrize("words", ["--use-lf-gate", "--lf-conv2d-group 1"])
+def test_gates_and_convolutions_of_forks_are_not_passed_over(words: str) -> None:
+    with pytest.raises(MegaplanError, match="decides the size of a tensor"):
+        import_megatron(f"{RUN} {NEEDED} {words}", "x.sh")
+
+
+def test_experts_of_megablocks_are_over_all_data_ranks() -> None:
+    words = "--moe-num-experts=16 --moe-capacity-factor=1 --moe-loss-weight=0.1 --moe-top-k=1 --moe-expert-model-parallelism"
+    text = f"{RUN.replace('node 1', 'node 8')} {NEEDED} {words}"
+    spec = import_megatron(text, "x.sh").loaded.spec
+    assert spec.model.moe is not None
+    assert (spec.mesh.ep, spec.model.moe.num_experts, spec.model.moe.top_k, spec.model.moe.capacity_factor) == (8, 16, 1, 1.0)
+    assert spec.model.moe.balance_loss_coefficient == 0.1
+
+
+def test_a_norm_by_the_name_of_a_fork_is_read() -> None:
+    assert import_megatron(f"{RUN} {NEEDED} --norm-dtype RMSNorm", "x.sh").loaded.spec.model.norm == "rmsnorm"
+
+
+@pytest.mark.parametrize(
+    ("words", "severity"),
+    [
+        ("--own-activation-offload", Severity.WARNING),
+        ("--prefetch-layers 2", Severity.WARNING),
+        ("--outer-optimizer nesterov", Severity.WARNING),
+        ("--use-ema", Severity.WARNING),
+        ("--adaptive-recompute-device-size -1", Severity.NOTE),
+        ("--rollout-offload", Severity.NOTE),
+        ("--own-switch", Severity.NOTE),
+    ],
+)
+def test_an_unknown_name_of_memory_is_a_warning(words: str, severity: Severity) -> None:
+    found = import_megatron(f"{RUN} {NEEDED} {words}", "x.sh").loaded.diagnostics
+    assert [each.severity for each in found if each.code == "MP913"] == [severity]
+
+
 @pytest.mark.parametrize("switch", ["--reuse-fp32-param", "--swap-optimizer", "--swap-attention", "--o2-optimizer", "--moe-fb-overlap"])
 def test_switches_of_forks_that_change_memory_are_warned_of(switch: str) -> None:
     found = import_megatron(f"{RUN} {NEEDED} {switch}", "x.sh").loaded.diagnostics

@@ -178,6 +178,33 @@ def test_a_run_of_maxtext_has_its_own_command(text: str) -> None:
             "ChatLearn",
             "megaplan estimate ORG/M --gpus 8 --set batch.micro_batch_size=4",
         ),
+        (
+            "sequence_length: 512\nnum_gpus_per_node: 8\npretrain: ORG/M\nactor_train:\n  training_args:\n"
+            "    per_device_train_batch_size: 2\n"
+            "  strategy_args:\n    strategy_name: megatron_train\n    strategy_config:\n      pipeline_model_parallel_size: 2\n",
+            "ROLL",
+            "megaplan estimate ORG/M --gpus 8 --seq 512 --set mesh.pp=2 --set batch.micro_batch_size=2",
+        ),
+        (
+            "megatron_training:\n  model: m\n  seq_length: 512\nactor_config:\n  micro_batch_size: 2\nrl_config:\n  epochs: 1\n",
+            "MindSpeed-RL",
+            "megaplan estimate MODEL --gpus 8 --seq 512 --set batch.micro_batch_size=2",
+        ),
+        (
+            "recipe:\n  _target_: megatron.bridge.recipes.x.y\ncheckpoint:\n  save: /nemo_run/x\n",
+            "a Megatron-Bridge recipe",
+            "megaplan estimate MODEL --gpus 8",
+        ),
+        (
+            "cluster:\n  n_gpus_per_node: 4\nactor:\n  backend: megatron:d4p1t1\n  path: ORG/M\n",
+            "AReaL",
+            "megaplan estimate ORG/M --gpus 4",
+        ),
+        (
+            "runtime:\n  parallel:\n    pp_deg: 1\n    default_dp_type: zero2\n  train:\n    seq_length: 512\n",
+            "Hetu-Galvatron",
+            "megaplan estimate MODEL --gpus 8 --seq 512",
+        ),
     ],
 )
 def test_another_front_end_is_named_in_one_error(text: str, name: str, command: str) -> None:
@@ -238,9 +265,12 @@ def test_a_file_of_another_importer_is_named_with_its_command(text: str, name: s
         ("--checkpoint-activations", "--recompute-granularity full --recompute-method uniform"),
         (
             "--activations-checkpoint-method block --activations-checkpoint-num-layers 2",
-            "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 2 --transformer-impl local",
         ),
-        ("--model-parallel-size 2 --batch-size 4 --DDP-impl local", "--tensor-model-parallel-size 2 --micro-batch-size 4"),
+        (
+            "--model-parallel-size 2 --batch-size 4 --DDP-impl local",
+            "--tensor-model-parallel-size 2 --micro-batch-size 4 --transformer-impl local",
+        ),
     ],
 )
 def test_names_of_earlier_releases_are_read_as_todays(older: str, newer: str) -> None:

@@ -200,6 +200,26 @@ def test_slime_states_its_gpus_and_the_tokens_of_a_packed_microbatch(tmp_path: P
     assert spec.batch.seq_length == (512 * cp if packed else 4096)
 
 
+@pytest.mark.parametrize(("steps", "batch"), [("", 64), ("--num-steps-per-rollout 2", 32), ("--global-batch-size 16", 16)])
+def test_slime_makes_the_batch_of_its_rollouts(tmp_path: Path, steps: str, batch: int) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/small.sh").write_text(SOURCED, encoding="utf-8")
+    launch = SLIME.replace("batch-size 8", f"batch-size 16 --n-samples-per-prompt 4 {steps}")
+    assert import_megatron(launch, str(tmp_path / "run.sh")).loaded.spec.global_batch_size == batch
+
+
+@pytest.mark.parametrize("path", ["conf/args.yaml", "/of/another/machine/conf/args.yaml"])
+def test_a_file_in_the_place_of_arguments_is_read_where_it_is(tmp_path: Path, path: str) -> None:
+    words = f"{BARE} {MORE}".split()
+    values = read_words([Field(word, 0) for word in words[words.index("--num-layers") :]]).values
+    run = f"torchrun --nproc_per_node 8 pretrain_gpt.py --yaml-cfg {path} --recompute-granularity full"
+    with pytest.raises(MegaplanError, match=r"args\.yaml"):
+        spec_of(run, str(tmp_path / "x.sh"))
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/args.yaml").write_text(yaml.safe_dump(sectioned(Random(1), values)), encoding="utf-8")
+    assert spec_of(run, str(tmp_path / "x.sh")) == spec_of(" ".join(["torchrun pretrain_gpt.py", *words]))
+
+
 def test_a_length_may_be_stated_where_a_launch_has_none() -> None:
     short = BARE.replace("--seq-length 128", "")
     with pytest.raises(MegaplanError) as caught:

@@ -123,6 +123,7 @@ def test_degrees_are_those_of_slices(arguments: str, device: str, size: int, deg
         ("model_name=llama3.1-8b opt_type=sgd", "MP916", "adamw or adam_pax"),
         ("per_device_batch_size=2", "MP916", "neither model_name nor a size"),
         ("decoder_block=deepseek4", "MP914", "decoder_block"),
+        ("model_name=llama3.1-8b exp_class=Own", "MP914", "a fork's own layers"),
         ("model_name=llama3.1-8b ici_expert_parallelism=2", "MP914", "no experts"),
         ("model_name=llama3.1-8b compile_topology=v6e-16 dcn_tensor_parallelism=2", "MP914", "over"),
     ],

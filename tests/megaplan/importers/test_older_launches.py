@@ -110,6 +110,23 @@ def test_rows_of_long_names_have_no_dots(columns: int) -> None:
     assert (spec.mesh.tp, spec.host.distribute_saved_activations, spec.precision.grads) == (2, True, "fp32")
 
 
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("--DDP-impl local", ("local", "unfused")),
+        ("--data-impl mmap --use-flash-attn", ("local", "flash")),
+        ("--activations-checkpoint-method uniform --activations-checkpoint-num-layers 1", ("local", "unfused")),
+        ("--tokenizer-type PretrainedFromHF --vocab-size 256", ("local", "unfused")),
+        ("--tokenizer-type PretrainedFromHF --vocab-size 256 --use-mcore-models", ("transformer_engine", "auto")),
+        ("--data-impl mmap --transformer-impl transformer_engine", ("transformer_engine", "auto")),
+        ("", ("transformer_engine", "auto")),
+    ],
+)
+def test_arguments_of_releases_before_megatron_core_have_its_own_modules(words: str, read: tuple[str, str]) -> None:
+    host = import_megatron(f"torchrun --nproc_per_node 1 pretrain_gpt.py {PLAIN} --bf16 {words}", "launch.sh").loaded.spec.host
+    assert (host.transformer_impl, host.attention_backend) == read
+
+
 def test_arguments_pasted_with_their_fences_are_read() -> None:
     words = f"{PLAIN} --vocab-size 256"
     assert import_megatron(f"```shell\n{words}\n```\n", "x.txt").loaded.spec == import_megatron(words, "x.txt").loaded.spec

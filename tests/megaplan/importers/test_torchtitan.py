@@ -311,8 +311,9 @@ def test_a_file_without_a_section_of_a_job_is_no_job():
 
 def test_an_unknown_key_is_a_note_unless_it_decides_a_tensor_or_is_a_misspelling():
     forked = NEW + "\n[infra]\nset_gpu_affinity = true\n[own]\nprefetch = 2\n"
-    (note,) = [found for found in import_torchtitan(forked, "job.toml").loaded.diagnostics if found.code == "MP913"]
-    assert note.detail == "infra.set_gpu_affinity = true\nown.prefetch = 2"
+    warning, note = [found for found in import_torchtitan(forked, "job.toml").loaded.diagnostics if found.code == "MP913"]
+    assert (note.severity, note.detail) == (Severity.NOTE, "infra.set_gpu_affinity = true")
+    assert (warning.severity, warning.detail.partition(":")[0]) == (Severity.WARNING, "own.prefetch = 2")
     for policy, text in (
         (Policy(strict=True), forked),
         (Policy(), NEW + "\n[own]\nnum_extra_layers = 2\n"),

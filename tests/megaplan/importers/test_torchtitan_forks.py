@@ -153,6 +153,17 @@ def test_registries_of_every_age_give_the_sizes_of_a_fork(tmp_path, model, flavo
     assert build_inventory(import_torchtitan(path.read_text(), str(path)).loaded.spec).parameters == parameters
 
 
+@pytest.mark.parametrize(("stated", "width"), [("", 640), (", ffn_dim=512", 512)])
+def test_a_width_that_a_forks_class_states_is_that_of_the_flavor(tmp_path, stated, width):
+    folder = tmp_path / "torchtitan/models/llama3"
+    folder.mkdir(parents=True)
+    table = f'llama3_args = {{"tiny": Args(dim=256, n_layers=2, n_heads=4{stated})}}\n'
+    (folder / "__init__.py").write_text(f"class Args:\n    vocab_size: int = 256\n    ffn_dim: int = 640\n{table}")
+    path = folder / "job.toml"
+    path.write_text('[model]\nname = "llama3"\nflavor = "tiny"\n[training]\nlocal_batch_size = 1\n')
+    assert import_torchtitan(path.read_text(), str(path)).loaded.spec.model.mlp.ffn_hidden_size == width
+
+
 def test_the_tokenizer_gives_the_vocabulary_of_a_flavor_that_states_none(tmp_path):
     """Tokens of a file of tiktoken with the reserved ones, of a tokenizer's JSON, and of a name."""
     folder = tmp_path / "torchtitan/models/llama3"

@@ -36,6 +36,8 @@ OF_TRAINING = frozenset({
 """Keys that are read, and on which neither bytes nor time depend."""
 IGNORED = frozenset({"data_shuffle_seed", "learning_rate_schedule_steps", "wsd_decay_style", "dataset_type", "enable_checkpointing"})
 """Keys that are known to change nothing that is priced."""
+FORKS = ("exp_class", "dense_conn", "pre_compose", "post_compose", "use_kv_shift", "mix_attn")
+"""Keys of forks that choose layers, or a class with the sizes (hilbertmeng/maxtext)."""
 REFUSED: dict[str, tuple[Any, str]] = {
     **{f"{kind}_{axis}_parallelism": (1, "the axis is not priced") for axis in OTHER_AXES for kind in ("ici", "dcn")},
     "mtp_num_layers": (0, "prediction layers are not priced"),
@@ -48,6 +50,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "mhc_expansion_rate": (1, "several residual streams are not priced"),
     "num_kv_shared_layers": (0, "layers that share keys and values are not priced"),
     "hidden_size_per_layer_input": (0, "embeddings of each layer are not priced"),
+    **dict.fromkeys(FORKS, (None, "a fork's own layers and sizes are not priced")),
     "custom_mesh_and_rule": ("", "other rules of sharding are not priced"),
 }
 """Keys that decide bytes or time, and the one value that is priced, with the reason."""

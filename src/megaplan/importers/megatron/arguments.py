@@ -14,14 +14,14 @@ from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind,
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
 from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, decides_a_tensor, letters, renamed, translate_forks
-from megaplan.importers.megatron.unset import readable, remedies, unset_names
-from megaplan.importers.structure import Policy, names_a_tensor
+from megaplan.importers.megatron.unset import readable, remedies, together, unset_names
+from megaplan.importers.structure import Policy, names_a_tensor, unknown_names
 from megaplan.scalars import MAX_INT
 
 MOST_DIGITS = 40
 """Most digits of a number that a launch gives."""
 _SHAPES = ("hidden_size", "num_attention_heads", "seq_length")
-_MODEL_OF_OTHERS = ("model", "model_name_or_path", "mcore_model", "hf_checkpoint", "pretrained_checkpoint", "load")
+_MODEL_OF_OTHERS = ("yaml_cfg", "model", "model_name_or_path", "mcore_model", "hf_checkpoint", "pretrained_checkpoint", "load")
 """Arguments by which other front ends of Megatron name the model, whose configuration then has its shapes."""
 _INTEGER, _NUMBER = re.compile(r"[-+]?\d+"), re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -132,7 +132,7 @@ class Arguments:
         """A positive integer, or one from 0 on if the table says so, up to `most`; required without a default."""
         found = self.value(key)
         if found is None:
-            self._missing += [] if key in self._missing else [key]
+            self._missing += [] if key in self._missing or key in self._faulty else [key]
             self._faulty.add(key)
             return 1
         kind = ARGUMENTS[key].kind
@@ -269,6 +269,8 @@ class Arguments:
             f"no {', '.join(map(flag, ('num_layers', *needed)))}: the launch{program} is of another front end than Megatron-LM's own{whose}"
         )
         hint = "megaplan import hf CONFIG.json, then --set host.name=megatron and the degrees of the launch"
+        if "torchtitan" in self.program:
+            hint = f"megaplan import torchtitan {readable(str(self.values.get('job.config_file', 'JOB.toml')))}"
         self._errors.append(diagnostic("MP916", said, Location(self.name), (hint,)))
         return True
 
@@ -301,9 +303,7 @@ class Arguments:
                 unknown.append(key)
             elif whole or key not in ARGUMENTS:
                 self._errors.append(self._unread(key))
-        if unknown:
-            said = "\n".join(f"{flag(key)} {_shown(self.values[key])}".replace(" True", "") for key in unknown)
-            self._notes.append(diagnostic("MP913", said, self.at(unknown[0]), ("--strict",), severity=Severity.NOTE))
+        self._notes += unknown_names(unknown, self.values, self._said_of, self.at)
         self.stop()
 
     def stop(self) -> None:
@@ -313,7 +313,10 @@ class Arguments:
             MegaplanError: Everything found.
         """
         if self._errors:
-            raise MegaplanError([*dict.fromkeys(self._errors), *(self._omissions if self._missing else ())])
+            raise MegaplanError([*together(self._errors), *(self._omissions if self._missing else ())])
+
+    def _said_of(self, key: str) -> str:
+        return f"{flag(key)} {_shown(self.values[key])}".replace(" True", "")
 
     def _is_settled(self, key: str) -> bool:
         """True for an argument that was read, that is off, or that changes nothing."""
@@ -322,7 +325,7 @@ class Arguments:
     def _unread(self, key: str) -> Diagnostic:
         """MP913 for an unknown argument; MP914 for one that has a meaning only with other arguments."""
         value = self.values[key]
-        said = f"{flag(key)} {_shown(value)}".replace(" True", "")
+        said = self._said_of(key)
         hints = [f"--ignore {key.replace('_', '-')}"]
         if key in ARGUMENTS:
             return diagnostic(

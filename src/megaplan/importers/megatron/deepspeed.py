@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.unset import readable, unset_names
-from megaplan.spec.read import folders_above, read_text
+from megaplan.spec.read import places_of, read_text
 
 CONFIG = "deepspeed_config"
 OWN_MODULES = "own_modules"
@@ -56,7 +56,7 @@ def with_config(values: Mapping[str, Any], name: str, written: Mapping[str, str]
     if not values.get("deepspeed") or not isinstance(path, str):
         return dict(values)
     text = written.get(path)
-    own = [] if unset_names(path) else _places(path, name)
+    own = [] if unset_names(path) else places_of(path, name)
     try:
         found = next((one for one in own if text is None and os.path.isfile(one)), None)
         config = json.loads(read_text(str(found)) if found is not None else text or "")
@@ -65,20 +65,12 @@ def with_config(values: Mapping[str, Any], name: str, written: Mapping[str, str]
     return {**values, CONFIG: config} if isinstance(config, dict) else dict(values)
 
 
-def _places(path: str, name: str) -> list[Path]:
-    """A path, and the places of its longest ends in the folders of the launch and above; its name alone is next to the launch."""
-    parts, folders = Path(path).parts, folders_above(name)
-    ends = [Path(*parts[start:]) for start in range(parts[0] == "/", len(parts))] if parts else []
-    above = [folder / end for end in ends[:-1] for folder in folders]
-    return [Path(path), *above, *(folders[0] / end for end in ends[-1:] if folders)]
-
-
 def translate_deepspeed(values: dict[str, Any]) -> list[Translated]:
     """Translates arguments of Megatron-DeepSpeed: removes them from `values` and adds their equivalents."""
     found = [*_configured(values), *_own_modules(values)] if values.get("deepspeed") else []
     found += _sharded(values)
     steps = [values.pop(key, None) for key in _OFFLOADS]
-    if any(steps) and not values.get("optimizer_cpu_offload"):
+    if any(steps) and not any(said.key == "optimizer_cpu_offload" for said in found):
         found.append(_offloaded(values, "--cpu-optimizer"))
     if values.get("remote_device") in _HOST_DEVICES:
         found.append(Translated("remote_device", f"--remote-device {values['remote_device']}: {_PARAMETERS}", uncertain=True))
@@ -137,6 +129,7 @@ def _configured(values: dict[str, Any]) -> Iterator[Translated]:
             yield Translated(ours, f"{flag(ours)} {size}, as {theirs} of {flag(CONFIG)}")
         elif ours != "clip_grad" or size:
             yield Translated(ours, f"{theirs} = {size} in {flag(CONFIG)}, and {flag(ours)} {values[ours]} is planned", uncertain=True)
+    yield from _gpus(values, config)
     zero = config.get("zero_optimization")
     zero = zero if isinstance(zero, dict) else {}
     stage, stated = zero.get("stage", 0), values.get("zero_stage")
@@ -148,6 +141,20 @@ def _configured(values: dict[str, Any]) -> Iterator[Translated]:
         yield _offloaded(values, f"offload_optimizer of {flag(CONFIG)}")
     if _in_host_memory(zero, "offload_param") or zero.get("cpu_offload_params") is True:
         yield Translated("zero_stage", f"offload_param of {flag(CONFIG)}: {_PARAMETERS}", uncertain=True)
+
+
+def _gpus(values: dict[str, Any], config: Mapping[str, Any]) -> Iterator[Translated]:
+    """The GPUs of a launch that does not state them, by the batch sizes of the JSON, which are checked against each other."""
+    whole, micro, updates = (
+        config.get(key) for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    )
+    degrees = [values.get(f"{axis}_model_parallel_size") or 1 for axis in ("tensor", "pipeline")]
+    if not all(isinstance(each, int) and each > 0 for each in (whole, micro, updates, *degrees)):
+        return
+    ranks, left = divmod(int(whole or 0), int(micro or 0) * int(updates or 0))
+    if not left and not values.keys() & {"world_size", "nproc_per_node"}:
+        values["world_size"] = ranks * prod(degrees)
+        yield Translated("world_size", f"{values['world_size']} GPUs, by the batch sizes of {flag(CONFIG)}")
 
 
 def _in_host_memory(zero: Mapping[str, Any], key: str) -> bool:
@@ -174,7 +181,10 @@ def _dtypes(values: dict[str, Any], config: Mapping[str, Any]) -> Iterator[Trans
 
 
 def _offloaded(values: dict[str, Any], what: str) -> Translated:
-    """The optimizer's state and its step in host memory."""
+    """The optimizer's state and its step in host memory; on the device where parameters are sharded, too."""
+    if values.get("zero_stage") == 3 or values.get("use_megatron_fsdp"):
+        said = f"{what}: with ZeRO's stage 3 the optimizer's state is counted on the device, and is in host memory there"
+        return Translated("optimizer_cpu_offload", said, uncertain=True)
     values |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0, "use_precision_aware_optimizer": True}
     return Translated("optimizer_cpu_offload", f"{what} is planned as --optimizer-cpu-offload, {_SHARDS}", uncertain=True)
 

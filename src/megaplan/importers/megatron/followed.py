@@ -15,7 +15,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError
 from megaplan.hosts.megatron.argument import flag
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS
 from megaplan.importers.megatron.arguments import Given, changes_nothing
-from megaplan.importers.megatron.meant import decides_a_tensor
+from megaplan.importers.megatron.meant import RENAMED, decides_a_tensor
 from megaplan.importers.megatron.recorded import read_recording
 from megaplan.importers.megatron.script import OF_LAUNCHER, Field, read_words
 from megaplan.importers.megatron.shell.builtins import OF_NODES
@@ -192,6 +192,7 @@ def _changes_no_tensor(key: str, value: Any) -> bool:
     """True for an argument that only affects training, for counts of processes, which `--gpus` states, and for one that is not read."""
     if key in OF_LAUNCHER.values() or key == "world_size":
         return True
+    key = RENAMED.get(key, key)
     return ARGUMENTS[key].key.startswith("training.") if key in ARGUMENTS else not decides_a_tensor(key, value)
 
 

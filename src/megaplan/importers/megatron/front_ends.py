@@ -50,6 +50,9 @@ _FRONT_ENDS = (
         re.compile(r"\bmindspeed(?:_llm|_rl|_mm)?\b|--use-fused-(?:rmsnorm|swiglu|rotary-pos-emb)\b|\bASCEND_"),
         _ARGUMENTS,
     ),
+    _FrontEnd(
+        "MindSpeed-RL", re.compile(r"^megatron_training:.*?^(?:actor_config|rl_config):", _WHOLE), "the file of megatron_training.model"
+    ),
     _FrontEnd("NeMo 1", re.compile(r"^(?:trainer|exp_manager):.*?^model:", re.MULTILINE | re.DOTALL), "the section model"),
     _FrontEnd(
         "NeMo-RL",
@@ -57,6 +60,21 @@ _FRONT_ENDS = (
         "the config of policy.model_name",
     ),
     _FrontEnd("ChatLearn", re.compile(r"^[^#\n]*\bchatlearn/entrypoint\.py\b", re.MULTILINE), "the config of models.policy_trainer.load"),
+    _FrontEnd(
+        "ROLL",
+        re.compile(r"\A(?=.*^(?:pretrain|actor_train):).*?^\s+strategy_name: *[\"']?(?:megatron|deepspeed|fsdp)", _WHOLE),
+        "the config of pretrain",
+    ),
+    _FrontEnd(
+        "AReaL",
+        re.compile(r"\A(?=.*^(?:actor|allocation_mode):).*?^\s+(?:backend: *[\"']?(?:megatron|fsdp|archon)|n_gpus_per_node):", _WHOLE),
+        "the config of actor.path",
+    ),
+    _FrontEnd(
+        "Hetu-Galvatron",
+        re.compile(r"^\s+(?:galvatron_config_path|default_dp_type):", re.MULTILINE),
+        "the YAML of model_config_path",
+    ),
     _FrontEnd("NeMo Automodel", re.compile(r"\bnemo_automodel\b"), "model.pretrained_model_name_or_path"),
     _FrontEnd(
         "Accelerate",
@@ -67,14 +85,14 @@ _FRONT_ENDS = (
         "the program that it starts",
     ),
     _FrontEnd(
-        "NeMo 2",
-        re.compile(r"^[^#\n]*(?:_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|\bnemo llm\b)", re.MULTILINE),
-        "its recipe",
-    ),
-    _FrontEnd(
         "a Megatron-Bridge recipe",
         re.compile(r"\bmegatron\.bridge\.recipes\b|^[^#\n]*\brun_recipe\.py\b", re.MULTILINE),
         "the recipe, whose run writes run_config.yaml",
+    ),
+    _FrontEnd(
+        "NeMo 2",
+        re.compile(r"^[^#\n]*(?:_target_: *nemo\.|\bnemo\.collections\.llm\b|\bnemo_run\b|\bnemo llm\b)", re.MULTILINE),
+        "its recipe",
     ),
     _FrontEnd("Primus", re.compile(r"^[^#\n]*(?:\bprimus-cli\b|\bEXP=\S+\.ya?ml)", re.MULTILINE), "the YAML of --config"),
     _FrontEnd("LLaMA-Factory", re.compile(r"\A(?=.*^model_name_or_path:)(?=.*^(?:finetuning_type|stage):)", _WHOLE), "model_name_or_path"),
@@ -118,12 +136,16 @@ _OURS = {
     "local_batch_size": "batch.micro_batch_size",
     "train_micro_batch_size": "batch.micro_batch_size",
     "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
+    "per_device_train_batch_size": "batch.micro_batch_size",
 }
 _TUNED_BY = ("train_type", "tuner_type", "sft_type", "finetuning_type", "adapter", "tuner_backend")
 """Arguments by which front ends choose between all parameters and low-rank adapters."""
 _OF_ROLLOUTS = ("max_prompt_length", "max_response_length")
 """Lengths of verl that sum to a sequence's length."""
-_PROCESSES = ("NPROC_PER_NODE", "nproc_per_node", "n_gpus_per_node", "gpus_per_node", "GPUS_PER_NODE", "devices")
+_PROCESSES = (
+    *("actor_num_gpus_per_node", "num_npus", "num_gpus_per_node", "NPROC_PER_NODE", "nproc_per_node"),
+    *("n_gpus_per_node", "gpus_per_node", "GPUS_PER_NODE", "devices"),
+)
 _SIZES = {
     "train_global_batch_size": "--global-batch",
     "global_batch_size": "--global-batch",
@@ -133,6 +155,7 @@ _SIZES = {
     "max_length": "--seq",
     "cutoff_len": "--seq",
     "sequence_len": "--seq",
+    "sequence_length": "--seq",
     "seq_length": "--seq",
     "seq_len": "--seq",
 }
@@ -181,6 +204,14 @@ def with_own_defaults(launch: Arguments) -> Arguments:
         own["world_size"] = nodes * gpus
     if given.get("use_dynamic_batch_size") and isinstance(tokens, int):  # rows of a microbatch are packed up to this
         own["seq_length"] = own["max_position_embeddings"] = tokens * (launch.optional("context_parallel_size") or 1)
+    counts = [given.get(key, 1) for key in ("rollout_batch_size", "n_samples_per_prompt", "num_steps_per_rollout")]
+    rows, samples, updates = (count if isinstance(count, int) else 0 for count in counts)
+    if "rollout_batch_size" in given and rows * samples * updates > 0:
+        own["global_batch_size"] = rows * samples // updates
+    if launch.environment.get("OPEN_TRAINING_INT4_FAKE_QAT_FLAG") in ("1", "true"):
+        launch.guess(
+            "", "weights of experts in 4 bits while training (OPEN_TRAINING_INT4_FAKE_QAT_FLAG): their rounded copies are not counted"
+        )
     absent = {key: value for key, value in own.items() if given.get(key) is None and not (key == "bf16" and given.get("fp16"))}
     launch.values |= absent
     launch.say("slime's defaults for arguments that the launch lacks: " + ", ".join(f"{key} = {value}" for key, value in absent.items()))
@@ -273,7 +304,7 @@ def command(text: str) -> str:
         "MODEL",
     )
     processes = next((given[key] for key in _PROCESSES if key in given), "8")
-    nodes = next((given[key] for key in ("NNODES", "nnodes", "num_nodes") if key in given), "1")
+    nodes = next((given[key] for key in ("actor_num_nodes", "NNODES", "nnodes", "num_nodes") if key in given), "1")
     gpus = int(processes) * int(nodes) if processes.isdigit() and nodes.isdigit() else 8
     if given.get("num_processes", "").isdigit():  # Accelerate's of all nodes
         gpus = int(given["num_processes"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from megaplan.diagnostics import diagnostic
@@ -13,10 +14,12 @@ from megaplan.importers.megatron.bridge import is_bridge, read_bridge, refuse_ov
 from megaplan.importers.megatron.followed import read_script
 from megaplan.importers.megatron.log import from_attributes, has_table, read_table
 from megaplan.importers.megatron.other_yaml import is_nemo, is_neox, read_nemo, read_neox
-from megaplan.importers.megatron.script import Field, read_words, substituted
+from megaplan.importers.megatron.script import OF_LAUNCHER, Field, read_words, substituted
 from megaplan.importers.megatron.sections import in_sections, is_flagscale, read_flagscale, read_primus, read_sections
+from megaplan.importers.megatron.unset import unset_names
 from megaplan.importers.primus import modules_of
 from megaplan.spec.document import Document, parse_document
+from megaplan.spec.read import display_name, places_of, read_text
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
 _FENCE = re.compile(r"^\s*```\w*[ \t]*$", re.MULTILINE)
@@ -48,6 +51,22 @@ def read_given(
     if lines and (_YAML_KEY.match(lines[0]) or lines[0].strip() == "---"):
         return _with(_yaml(text, name, environment), argv)
     return read_script(text, name, environment, argv, number)
+
+
+def with_yaml_cfg(given: Given, name: str) -> Given:
+    """The launch with the arguments in the file of `--yaml-cfg`, which Megatron-LM takes in the place of all others, if the file is here.
+
+    Source: `megatron/training/initialize.py` of NVIDIA/Megatron-LM.
+    """
+    path = given.values.get("yaml_cfg")
+    places = places_of(path, name) if isinstance(path, str) and not unset_names(path) else []
+    found = next((str(one) for one in places if one.is_file()), None)
+    if found is None:
+        return given
+    inner = _yaml(read_text(found), found, given.environment)
+    of_job = {key: value for key, value in given.values.items() if key in (*OF_LAUNCHER.values(), "world_size")}
+    said = (0, f"the arguments are those of {display_name(found)}, which --yaml-cfg puts in the place of all others")
+    return replace(given, values={**of_job, **inner.values}, lines={}, left_out=(*given.left_out, *inner.left_out, said))
 
 
 def _with(given: Given, argv: Sequence[str]) -> Given:

@@ -56,7 +56,8 @@ RENAMED = MappingProxyType(
         "moe_train_capacity_factor": "moe_expert_capacity_factor",
         **dict.fromkeys(("rotary_position_embeddings_theta", "rope_theta", "rotary_emb_base"), "rotary_base"),
         "warmup": "lr_warmup_fraction",
-        "moe_loss_coeff": "moe_aux_loss_coeff",
+        **dict.fromkeys(("moe_loss_coeff", "moe_loss_weight"), "moe_aux_loss_coeff"),
+        "moe_capacity_factor": "moe_expert_capacity_factor",
         "activations_checkpoint_method": "recompute_method",
         "activations_checkpoint_num_layers": "recompute_num_layers",
         "checkpoint_num_layers": "recompute_num_layers",
@@ -170,21 +171,73 @@ def translate_forks(values: dict[str, Any]) -> list[Translated]:
     if (heads := str(values.get("attention_head_type"))) in HEADS:
         values |= HEADS[heads]
         del values["attention_head_type"]
+    for key in ("norm_type", "norm_dtype"):
+        if letters(values.get(key)) in ("rmsnorm", "layernorm") and values.get("normalization") is None:
+            values["normalization"] = values.pop(key)
+            found.append(Translated("normalization", f"{flag(key)} {values['normalization']} is read as --normalization"))
     if values.get("glu_activation") == "swiglu":
         values["swiglu"] = bool(values.pop("glu_activation"))
         found.append(Translated("swiglu", "--glu-activation swiglu is read as --swiglu"))
-    if values.get("transformer_impl") == "local" and (values.get("use_legacy_models") or is_of_mindspeed(values)):
+    of_before, own = _of_before_core(values), values.get("transformer_impl")
+    if of_before and own is None:
+        values["transformer_impl"] = "local"
+        found.append(Translated("transformer_impl", f"{of_before} is of releases whose --transformer-impl is local by default"))
+    if values.get("transformer_impl") == "local" and (of_before or values.get("use_legacy_models") or is_of_mindspeed(values)):
         flash_of_own_modules(values)
-    found += [*translate_deepspeed(values), *_flagscale_width(values), *translate_mindspeed(values)]
+    found += [*translate_deepspeed(values), *_flagscale_width(values), *_experts_of_megablocks(values), *translate_mindspeed(values)]
     recomputes = values.get("checkpoint_activations") or values.get("recompute_granularity") == "full"
     shares = values.pop("partition_activations", False) and recomputes and not values.get("sequence_parallel")
     if shares and values.get("tensor_model_parallel_size") not in (None, 1):
         values["distribute_saved_activations"] = True
     for key, why in NOT_PLANNED.items():
         name, _, word = key.partition("=")
-        if (given := values.pop(name, None)) and word in ("", str(given)):
+        if (given := values.pop(name, None)) not in (None, False, 0, "disable") and word in ("", str(given)):
             found.append(Translated(name, f"{flag(name)}{' ' * bool(word)}{word}: {why}", uncertain=True))
     return found
+
+
+_BEFORE_CORE = (
+    "DDP_impl",
+    "data_impl",
+    "activations_checkpoint_method",
+    "distribute_checkpointed_activations",
+    "checkpoint_num_layers",
+    "no_contiguous_buffers_in_local_ddp",
+    "use_contiguous_buffers_in_local_ddp",
+)
+"""Arguments that Megatron-LM dropped before its layers were Transformer Engine's by default.
+
+Source: `megatron/arguments.py` of NVIDIA/Megatron-LM from 2021 to 2023.
+"""
+
+
+def _of_before_core(values: dict[str, Any]) -> str:
+    """The argument which shows that the modules are those of Megatron-LM before Megatron-Core; empty for other launches.
+
+    MindSpeed's tokenizers are of MindSpeed alone, which had its own modules without `--use-mcore-models`
+    (`mindspeed_llm/training/arguments.py` of Ascend/MindSpeed-LLM in 2024).
+    """
+    if values.get("use_mcore_models") or values.get("deepspeed"):
+        return ""
+    if values.get("tokenizer_type") == "PretrainedFromHF":
+        return "MindSpeed without --use-mcore-models"
+    return next((flag(key) for key in _BEFORE_CORE if values.get(key) not in (None, False)), "")
+
+
+def _experts_of_megablocks(values: dict[str, Any]) -> list[Translated]:
+    """Experts of megablocks, whose launches state the weight of a loss; one switch spreads them over all data ranks.
+
+    Source: `megablocks/layers/mpu.py` and `exp/moe` of databricks/megablocks.
+    """
+    if values.get("moe_loss_weight") is not None and values.get("moe_num_experts") is not None:
+        values["num_experts"] = values.pop("moe_num_experts")
+    keys = "nproc_per_node", "num_experts", "nnodes", "tensor_model_parallel_size", "pipeline_model_parallel_size"
+    each, experts, nodes, tp, pp = (size if isinstance(size := values.get(key), int) and size > 0 else 1 for key in keys)
+    if not values.pop("moe_expert_model_parallelism", False):
+        return []
+    values["expert_model_parallel_size"] = min(experts, max(1, each * nodes // (tp * pp)))
+    said = f"--moe-expert-model-parallelism of megablocks spreads experts over {values['expert_model_parallel_size']} data ranks"
+    return [Translated("expert_model_parallel_size", said)]
 
 
 def _flagscale_width(values: dict[str, Any]) -> list[Translated]:

@@ -13,7 +13,7 @@ from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.imported import Imported
 from megaplan.importers.megatron.arguments import Arguments, Given
 from megaplan.importers.megatron.front_ends import refuse_front_end, sources_model, with_own_defaults
-from megaplan.importers.megatron.launch import read_given
+from megaplan.importers.megatron.launch import read_given, with_yaml_cfg
 from megaplan.importers.megatron.model import read_model
 from megaplan.importers.megatron.other_programs import refuse_other_program
 from megaplan.importers.megatron.recorded import read_recording, unset_names
@@ -196,7 +196,7 @@ def _of_sourced(
 
 def _arguments(given: Given, name: str, overrides: Sequence[str], policy: Policy | None) -> Arguments:
     """The arguments of a launch, with missing ones taken from overrides."""
-    length = _stated(overrides, LENGTH)
+    given, length = with_yaml_cfg(given, name), _stated(overrides, LENGTH)
     if length is not None and (given.values.get("seq_length") is None):
         given = replace(given, values={**given.values, "seq_length": length})
     return Arguments(given, name, _stated(overrides, VOCABULARY), policy)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+
+from megaplan.errors import Diagnostic
 
 MOST_PLACES = 32
 UNSET = re.compile("\0([^\0]*)\0")
@@ -43,6 +46,20 @@ def remedies(names: Sequence[str], file: str) -> list[str]:
         *(f"--env {name}=…" for name in names if not name.isdecimal()),
         *([f"megaplan import megatron {file} -- {words}"] if words else []),
     ]
+
+
+def together(found: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """Diagnostics, each once; those of variables that are set nowhere are one, whose hint sets all of them."""
+    own = list(dict.fromkeys(found))
+    several = [each for each in own if each.code == "MP918"]
+    if len(several) < 2:
+        return own
+    hints = dict.fromkeys(hint for each in several for hint in each.hints)
+    options = " ".join(hint for hint in hints if hint.startswith("--env "))
+    others = [hint for hint in hints if not hint.startswith("--env ")]
+    detail = "\n".join(each.detail for each in several)
+    whole = replace(several[0], detail=detail, hints=(*([options] if options else []), *others))
+    return [whole if each is several[0] else each for each in own if each is several[0] or each.code != "MP918"]
 
 
 def readable(text: str) -> str:

@@ -13,7 +13,7 @@ from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.primus import MARK as PRIMUS
 from megaplan.importers.primus import read_module
 from megaplan.importers.program_config import ProgramConfig
-from megaplan.importers.structure import Policy, names_a_tensor
+from megaplan.importers.structure import Policy, names_a_tensor, unknown_names
 from megaplan.importers.torchtitan.keys import DEFAULTS, IGNORED, IGNORED_SECTIONS, MOVED, OF_2024, OF_2025, REFUSED, Age
 from megaplan.importers.torchtitan.registry_file import CHUNKED_LOSS, STATED, Made, read_registry
 from megaplan.spec.comments import SECTION, settings_of_section
@@ -165,10 +165,7 @@ class JobConfig(ProgramConfig):
         chunks += "".join(f"\n{each}" for each in self._said)
         detail = f"read as a file of torchtitan {self.age.value}{chunks}\nabsent keys have its defaults: {self._absent}"
         notes = [diagnostic("MP919", detail, Location(self.name), severity=Severity.NOTE)]
-        if self._unknown:
-            said = "\n".join(map(self._shown, self._unknown))
-            notes.append(diagnostic("MP913", said, self._at(self._unknown[0]), ("--strict",), severity=Severity.NOTE))
-        return notes
+        return [*notes, *unknown_names(self._unknown, self.values, self._shown, self._at)]
 
 
 def _are_settings(groups: Any) -> bool:

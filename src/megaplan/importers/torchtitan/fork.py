@@ -14,7 +14,7 @@ from pathlib import Path
 from megaplan.importers.megatron.tokenizer_files import counted_tokens
 from megaplan.importers.torchtitan.models import Flavor
 from megaplan.importers.torchtitan.registry_file import Made, Reader
-from megaplan.importers.torchtitan.sizes import VOCABULARIES, flavor_of
+from megaplan.importers.torchtitan.sizes import VOCABULARIES, WIDTHS, flavor_of
 
 MOST_FOLDERS, MOST_BYTES, MOST_FILES = 8, 2**20, 64
 RESERVED_TOKENS = 256
@@ -73,8 +73,9 @@ def fork_flavor(path: str, model: str, flavor: str, tokenizer: str | None = None
             continue
         if found is not None and own is not None:
             made, holder = found
-            stated = _default_vocabulary(holder, made)
-            return flavor_of(made, own, tokens_of(path, tokenizer) if stated is not None and stated < 1 else stated)
+            stated = _default(holder, made, "vocab_size")
+            width = next((size for name in WIDTHS if (size := _default(holder, made, name))), None)
+            return flavor_of(made, own, tokens_of(path, tokenizer) if stated is not None and stated < 1 else stated, width)
     return None
 
 
@@ -182,13 +183,13 @@ def _entry(tree: ast.Module, value: ast.expr) -> Made | None:
     return found if isinstance(found, Made) else None
 
 
-def _default_vocabulary(registry: Registry, made: Made) -> int | None:
-    """The default of `vocab_size` of the class that a flavor is made of: below 1 if the tokenizer gives it; None if it is not known."""
+def _default(registry: Registry, made: Made, field: str) -> int | None:
+    """The default of a field of the class that a flavor is made of; None if it is not known. A vocabulary below 1 is the tokenizer's."""
     found = registry.imported(made.name.split(".")[0])
     for file in (registry.path, *(found[1] if found is not None else ())):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and node.name == made.name.split(".")[0]:
-                stated = (each for each in node.body if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) == "vocab_size")
+                stated = (each for each in node.body if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) == field)
                 default = next(stated, None)
                 made_of = Reader(ast.Module([], [])).value(default.value, {}) if default is not None and default.value is not None else None
                 return made_of if isinstance(made_of, int) else None

@@ -24,7 +24,10 @@ _READ = {
     "qk_norm", "moe_hidden_dim", "moe_enabled", "n_dense_layers", "q_lora_rank", "enable_weight_tying", "interleave_moe_layer_step",
     "auto_scale_hidden_dim",
 }  # fmt: skip
+WIDTHS = ("ffn_dim", "ffn_hidden_dim", "ffn_hidden_size", "intermediate_size")
+"""Names of the MLP's width in classes of forks, whose defaults decide where a flavor states none."""
 _SAME = {
+    **dict.fromkeys(WIDTHS, "hidden_dim"),
     "inter_dim": "hidden_dim", "dense_hidden_dim": "hidden_dim", "moe_inter_dim": "moe_hidden_dim", "theta": "rope_theta",
     "router_top_k": "top_k", "router_score_func": "score_func", "router_route_norm": "route_norm", "router_route_scale": "route_scale",
     "q_norm": "qk_norm", "share_embeddings": "enable_weight_tying", "tie_word_embeddings": "enable_weight_tying",
@@ -46,16 +49,17 @@ _CHANGES_NOTHING = {
 }  # fmt: skip
 
 
-def flavor_of(made: Made, model: str, vocabulary: int | None = None) -> Flavor | None:
+def flavor_of(made: Made, model: str, vocabulary: int | None = None, width: int | None = None) -> Flavor | None:
     """The dimensions that a call states; None if it has a field that is not known, or lacks a size.
 
     Args:
         made: The call that makes arguments or a configuration.
         model: One of torchtitan's own models, of which `VOCABULARIES` has a size.
         vocabulary: Tokens of the tokenizer, for a call that states none.
+        width: Inner width of the MLP, for a call that states none; None for the model's own rule.
     """
     sizes = _sizes(made, "")
-    return None if sizes is None else _flavor({"vocab_size": vocabulary, **sizes}, model)
+    return None if sizes is None else _flavor({"vocab_size": vocabulary, "hidden_dim": width, **sizes}, model)
 
 
 def _sizes(made: Made, of: str) -> dict[str, Any] | None:

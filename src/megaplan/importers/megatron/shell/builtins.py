@@ -71,6 +71,8 @@ class Builtins(Words):
         return name
 
     def _read(self, name: str) -> str | None:
+        if name in self.files:
+            return self.files[name]
         path = None if UNSET.search(name) else self._path(name)
         if path is None or not (os.path.isfile(path) and os.access(path, os.R_OK)) or path.stat().st_size > MAX_FILE_BYTES:
             return None

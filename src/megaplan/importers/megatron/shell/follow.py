@@ -17,8 +17,8 @@ from megaplan.importers.megatron.shell.words import StoppedError
 from megaplan.importers.megatron.unset import UNSET, readable, unset, unset_names
 
 MAX_COMMANDS = 20_000
-SETTINGS = (".json",)
-"""Endings of files that a script writes and its program reads."""
+WRITTEN = (".json", ".sh", ".sbatch", ".slurm", ".sub", ".job")
+"""Endings of files that a script writes, and its program reads or a shell runs."""
 _DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
 
 
@@ -119,10 +119,10 @@ class Shell(Programs):
         return status
 
     def _run(self, command: Command) -> bool | None:
-        """The status of a command; what it writes to a file of settings is kept by the file's name."""
+        """The status of a command; what it writes to a file that is read later is kept by the file's name."""
         run = getattr(self, f"_run_{command.kind}")
         path = "" if command.written is None else self.text(command.written[1])
-        if command.written is None or not path.endswith(SETTINGS):
+        if command.written is None or not path.endswith(WRITTEN):
             return run(command)  # type: ignore[no-any-return]
         held, self._out = self._out, []
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -184,9 +185,8 @@ class Programs(Builtins):
 
     def _wrapped(self, fields: list[str], lines: list[int]) -> bool | None:
         place, is_line = inner_program(fields, lambda word: self._path(word) is not None)
-        for word in fields[1:place]:
-            if (match := re.match(r"([A-Za-z_]\w*)=(.*)", word, re.DOTALL)) is not None:
-                self.set(match[1], match[2])
+        for key, value in _passed_on(fields[1:place]):
+            self.set(key, value)
         if place is None:
             self._out.append(unset(f"({fields[0]})"))
             return None
@@ -237,3 +237,25 @@ class Programs(Builtins):
             "eval": _joined,
         },
     }
+
+
+_OF_RAY = "--runtime-env-json"
+
+
+def _passed_on(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Variables that a wrapper gives to the command which it starts.
+
+    These are `NAME=VALUE` of `env`, `docker run -e` and `mpirun -x`, `--env=NAME=VALUE`, `srun --export=ALL,NAME=VALUE`, and `env_vars` in
+    the JSON of `ray job submit --runtime-env-json`.
+    """
+    for at, word in enumerate(words):
+        if word.startswith(_OF_RAY):
+            text = word.partition("=")[2] or " ".join(words[at + 1 : at + 2])
+            try:
+                found = json.loads(text)["env_vars"].items()
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                continue
+            yield from ((str(key), str(value)) for key, value in found)
+            continue
+        pairs = word[len("--export=") :].split(",") if word.startswith("--export=") else [word.removeprefix("--env=")]
+        yield from ((match[1], match[2]) for pair in pairs if (match := re.match(r"([A-Za-z_]\w*)=(.*)", pair, re.DOTALL)) is not None)
