@@ -14,14 +14,14 @@ def cohere(reader: ConfigReader) -> dict[str, Any]:
     """cohere: every layer sees all positions and rotates."""
     if reader.flag("use_qk_norm"):
         reader.cannot("use_qk_norm", True, "q_norm and k_norm are LayerNorms with a weight a head and dim, and qk_norm is RMSNorm", False)
-    return decoders.decoder(reader, biases(reader), model=_of_cohere(reader), eps="layer_norm_eps", parallel=True, head_dim=None)
+    return decoders.decoder(reader, biases(reader), model=_of_cohere(reader), eps="layer_norm_eps", parallel=True)
 
 
 def cohere2(reader: ConfigReader) -> dict[str, Any]:
     """cohere2: windows of three layers in four, and rotation in these layers alone."""
     kinds = layer_kinds(reader, _derived(reader, reader.layers(2)))
     attention = {**biases(reader), **experts.straight(kinds)}
-    return decoders.decoder(reader, attention, model=_of_cohere(reader), eps="layer_norm_eps", windowed=kinds, parallel=True, head_dim=None)
+    return decoders.decoder(reader, attention, model=_of_cohere(reader), eps="layer_norm_eps", windowed=kinds, parallel=True)
 
 
 def cohere_compass(reader: ConfigReader) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def cohere_compass(reader: ConfigReader) -> dict[str, Any]:
     kinds = layer_kinds(reader, (FULL,) * reader.layers(2))
     attention = {**biases(reader), **rope_by_kind(reader, kinds)}
     reader.skip("pooling")  # of a class with another head
-    return decoders.decoder(reader, attention, model=_of_cohere(reader), eps="layer_norm_eps", windowed=kinds, parallel=True, head_dim=None)
+    return decoders.decoder(reader, attention, model=_of_cohere(reader), eps="layer_norm_eps", windowed=kinds, parallel=True)
 
 
 def cohere2_moe(reader: ConfigReader) -> dict[str, Any]:

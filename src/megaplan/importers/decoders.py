@@ -10,6 +10,7 @@ from megaplan.importers.parts import (
     TORCH_EPS,
     biases,
     common,
+    even_head_dim,
     heads,
     layer_kinds,
     mlp,
@@ -39,6 +40,13 @@ def helium(reader: ConfigReader) -> dict[str, Any]:
 def mistral(reader: ConfigReader) -> dict[str, Any]:
     """mistral: a window in all layers, or in the layers that `layer_types` names."""
     return decoder(reader, {}, windowed=SLIDING)
+
+
+def stream_wide(reader: ConfigReader, norm: str) -> None:
+    """Refuses a `head_dim`, no field of the class, with which the heads are not together as wide as the stream, as a norm over them is."""
+    if reader.has("head_dim"):
+        even = even_head_dim(reader, reader.whole("hidden_size"), reader.whole("num_attention_heads"), None)
+        reader.only("head_dim", (even, None), f"{norm} is as wide as the stream")
 
 
 def cwm(reader: ConfigReader) -> dict[str, Any]:
@@ -88,6 +96,12 @@ def phi3(reader: ConfigReader) -> dict[str, Any]:
 def qwen2(reader: ConfigReader) -> dict[str, Any]:
     """qwen2: biases on queries, keys and values; windows of the last layers."""
     return decoder(reader, biases(reader, None, output=False), windowed=qwen_kinds(reader))
+
+
+def qwen2_vl(reader: ConfigReader) -> dict[str, Any]:
+    """qwen2_vl_text, qwen2_5_vl_text: qwen2, whose heads are together as wide as the stream, whatever `head_dim` says."""
+    reader.skip("head_dim")
+    return decoder(reader, biases(reader, None, output=False), windowed=qwen_kinds(reader), head_dim=None)
 
 
 def qwen3(reader: ConfigReader) -> dict[str, Any]:
@@ -279,8 +293,9 @@ def glm4(reader: ConfigReader) -> dict[str, Any]:
 
 
 def glm4v(reader: ConfigReader) -> dict[str, Any]:
-    """glm4v_text: glm4, always with biases."""
-    return decoder(reader, {"bias": True}, partial=0.5, model={"norm_placement": "both"})
+    """glm4v_text: glm4, always with biases, and with heads that are together as wide as the stream, whatever `head_dim` says."""
+    reader.skip("head_dim")
+    return decoder(reader, {"bias": True}, partial=0.5, model={"norm_placement": "both"}, head_dim=None)
 
 
 def glm_ocr(reader: ConfigReader) -> dict[str, Any]:

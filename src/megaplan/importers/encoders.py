@@ -92,7 +92,7 @@ def _grid(reader: ConfigReader) -> int:
 def _rotated(patches: int) -> dict[str, Any]:
     """Rotary embedding by rows and columns of a square image, or of an image whose grid nothing says."""
     side = isqrt(patches)
-    return {"rotary": True} | ({"grid": [side, side]} if side**2 == patches else {})
+    return {"rotary": True} | ({"grid": [side, side]} if side and side**2 == patches else {})
 
 
 def _stack(reader: ConfigReader, patches: int, *, width: str = "hidden_size", **fields: Any) -> dict[str, Any]:

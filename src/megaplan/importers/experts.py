@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from megaplan.importers.decoders import every, qwen_kinds, unrotated
+from megaplan.importers.decoders import every, qwen_kinds, stream_wide, unrotated
 from megaplan.importers.parts import FULL, SLIDING, biases, common, experts, heads, layer_kinds, mlp, model_of, uniform, windows
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rope, window_base
@@ -55,6 +55,7 @@ def qwen3_omni(reader: ConfigReader) -> dict[str, Any]:
 def olmoe(reader: ConfigReader) -> dict[str, Any]:
     """olmoe: a norm over all heads of the queries and of the keys; `intermediate_size` is one expert's width."""
     attention = {**biases(reader), "qk_norm": True, "qk_norm_width": "all_heads"}
+    stream_wide(reader, "the norm over all heads of the queries (q_norm)")
     return decoder(reader, attention, experts(reader, count="num_experts", width="intermediate_size"))
 
 

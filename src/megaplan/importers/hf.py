@@ -12,7 +12,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.imported import Imported
-from megaplan.importers.likeness import candidates
+from megaplan.importers.likeness import candidates, other_task
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.registry import IMPORTS, MAMBA_SSM, MAMBA_SSM_FIELDS, MASKED, OF_REPOSITORIES, REFUSED, RENAMED
 from megaplan.importers.towers import MULTIMODAL, inside, split_text, towers_of
@@ -220,10 +220,9 @@ def _check_type(fields: dict[str, Any], source: SourceMap, text: str) -> None:
     _check_refused(fields, source, text)
     family = fields["model_type"]
     if _family_of(fields) not in IMPORTS:
-        detail = f"model_type = {json.dumps(family[:80])}, and {len(IMPORTS)} others are read"
-        raise _unknown(
-            "MP802", detail, source.locate("model_type"), text, candidates(fields, lambda other: import_hf(other, source.file or ""))
-        )
+        why, at = other_task(fields), source.locate("model_type")
+        hints = () if why else candidates(fields, lambda other: import_hf(other, source.file or ""))
+        raise _unknown("MP802", f"model_type = {json.dumps(family[:80])}{why or f', and {len(IMPORTS)} others are read'}", at, text, hints)
 
 
 def _unknown(code: str, detail: str, at: Location, text: str, hints: tuple[str, ...] = ()) -> MegaplanError:
@@ -337,6 +336,10 @@ def _check_architectures(reader: ConfigReader) -> None:
     if given is not None and not (isinstance(given, list) and all(_predicts(reader, one) for one in given)):
         reader.cannot("architectures", given, "a spec ends in a head over the vocabulary", None)
     other = _owner(named, IMPORTS) if named != reader.facts.model_class else ""
+    known = {_mapped(reader), *(class_facts(one).model_class for one in (reader.family, *IMPORTS, *MULTIMODAL))}
+    strange = [name for name in named.split() if name not in known]
+    if strange and reader.facts.version and reader.value("model_type") == reader.family:
+        reader.warn("architectures", strange, f"a class that is not known and may build other tensors; {reader.family} is counted")
     if other:
         reader.other = other
         reader.warn("architectures", given, f"the class of {reader.other}, but model_type decides the structure, as in transformers")
@@ -356,9 +359,10 @@ def _predicts(reader: ConfigReader, name: object) -> bool:
 
 
 def _mapped(reader: ConfigReader) -> str:
-    """The class of the repository that `auto_map` names; empty for none."""
+    """The class of the repository that `auto_map` names, in some of them for another head; empty for none."""
     code = reader.value("auto_map")
-    return str(code.get("AutoModelForCausalLM", "")).rpartition(".")[2] if isinstance(code, dict) else ""
+    names = [code.get(f"AutoModelFor{task}", "") for task in ("CausalLM", "Seq2SeqLM")] if isinstance(code, dict) else [""]
+    return str(names[0] or names[-1]).rpartition(".")[2]
 
 
 def _text_type(model_type: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from megaplan.importers.decoders import decoder
-from megaplan.importers.parts import FULL, SLIDING, activation, biases, even_head_dim, layer_kinds
+from megaplan.importers.decoders import decoder, stream_wide
+from megaplan.importers.parts import FULL, SLIDING, activation, biases, layer_kinds
 from megaplan.importers.reader import ConfigReader
 
 _LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_seq_length": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -32,9 +32,7 @@ def nanochat(reader: ConfigReader) -> dict[str, Any]:
 
 def bitnet(reader: ConfigReader) -> dict[str, Any]:
     """bitnet: norms over the heads' outputs and over the MLP's inner values; linears have unquantised weights here."""
-    if reader.has("head_dim"):  # no field of the class, whose norm over the heads' outputs is as wide as the stream
-        even = even_head_dim(reader, reader.whole("hidden_size"), reader.whole("num_attention_heads"), None)
-        reader.only("head_dim", (even, None), "the norm over the heads' outputs (attn_sub_norm) is as wide as the stream")
+    stream_wide(reader, "the norm over the heads' outputs (attn_sub_norm)")
     attention = {**biases(reader), "output_norm": True}
     return decoder(reader, attention, head_dim=None, dense={"inner_norm": True})
 

@@ -77,7 +77,7 @@ def step3p5(reader: ConfigReader) -> dict[str, Any]:
     scale = reader.number("moe_router_scaling_factor")
     moe |= {"routed_scale": scale} if scale != 1 else {}
     for key in ("swiglu_limits", "swiglu_limits_shared"):
-        if any(reader.value(key) or ()):
+        if reader.value(key) is not None and any(reader.items(key)):
             reader.warn(key, reader.value(key), "gates of single layers are clamped; shapes are the same")
     if reader.flag("mlp_bias"):
         reader.cannot("mlp_bias", True, "dense MLPs and shared experts have biases, the routed experts none", False)

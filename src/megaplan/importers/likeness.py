@@ -50,6 +50,21 @@ def candidates(config: Mapping[str, Any], read: Callable[[str], Imported]) -> tu
     return tuple(_hint(family, total, unread) for total, (family, unread) in found.items())
 
 
+def other_task(config: Mapping[str, Any]) -> str:
+    """The reason that a config is of no decoder with a head over the vocabulary; empty if nothing says so."""
+    if config.get("is_encoder_decoder") is True:
+        return ": an encoder and a decoder (is_encoder_decoder), and a spec is one stack"
+    code, named = config.get("auto_map"), config.get("architectures")
+    if (isinstance(code, dict) and "AutoModelForCausalLM" in code) or not isinstance(named, list):
+        return ""
+    name = next((each for each in named if isinstance(each, str) and each.endswith(_OTHER_TASKS)), "")
+    return f": {name} (architectures) predicts no next token, and a spec ends in a head over the vocabulary" if name else ""
+
+
+_OTHER_TASKS = ("Model", "ForMaskedLM", "ForPreTraining", "Classification", "ForQuestionAnswering", "Scoring", "ForSpeechSeq2Seq", "ForCTC")
+"""Ends of names of classes that do not predict the next token."""
+
+
 def _hint(family: str, total: int, unread: list[str]) -> str:
     more = f" and {len(unread) - MOST} others" if len(unread) > MOST else ""
     left = f"without {', '.join(unread[:MOST])}{more}" if unread else "every field is read"

@@ -113,7 +113,7 @@ def olmo_hybrid(reader: ConfigReader) -> dict[str, Any]:
 def kimi_linear(reader: ConfigReader) -> dict[str, Any]:
     """kimi_linear: Kimi delta attention, and latent attention without rotary embedding; dense layers first, experts after."""
     model, layers = untied(reader, common(reader)), reader.layers(2)
-    inside = reader.mapping("linear_attn_config")
+    inside = reader.inside("linear_attn_config", ("full_attn_layers", "kda_layers", "num_heads", "head_dim", "short_conv_kernel_size"))
     letters = _letters(reader, _kimi_kinds(reader, inside, layers), _kimi_feeds(reader, layers))
     delta = {
         "kind": "kda",
@@ -246,6 +246,6 @@ def xlstm(reader: ConfigReader) -> dict[str, Any]:
 _XLSTM_OTHER = (
     *("chunkwise_kernel", "sequence_kernel", "step_kernel", "mode", "return_last_states", "autocast_kernel_dtype", "eps", "weight_mode"),
     *("inference_state_dtype", "max_inference_chunksize", "norm_reduction_force_float32", "hidden_size"),
-    *("num_hidden_layers", "num_blocks", "embedding_dim"),
+    *("num_hidden_layers", "num_blocks", "embedding_dim", "rope_theta", "rope_parameters", "rope_scaling"),
 )
-"""Fields of xlstm that choose kernels."""
+"""Fields of xlstm that choose kernels, or that others repeat, and angles, which no layer of it has."""

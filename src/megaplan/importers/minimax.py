@@ -62,6 +62,8 @@ def minimax_m3(reader: ConfigReader) -> dict[str, Any]:
     moe |= {"swiglu_limit": reader.number("swiglu_limit")} | ({"routed_scale": scale} if scale != 1 else {})
     reader.warn("swiglu_alpha", reader.value("swiglu_alpha"), "dense MLPs and shared experts have plain swiglu here; shapes are the same")
     reader.skip("hidden_act", "n_shared_experts")
+    reader.published("qk_norm_type", "per_head", "a norm over each query and key head")
+    reader.published("use_gemma_norm", True, "norms scale by 1 + weight")
     dense, width = listed_dense(reader, set()), reader.whole("head_dim")
     turned = reader.whole("rotary_dim")
     return decoder(

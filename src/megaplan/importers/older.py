@@ -24,6 +24,7 @@ from megaplan.importers.rotary import rope, rope_scaling
 
 _SIDE_BY_SIDE = "attention and MLP of a layer have a norm each and read one stream; planned one after the other, with the same parameters"
 _SLOPES = f"{SLOPES}; no position is rotated"
+_ROTARY = ("rope_theta", "rope_parameters", "rope_scaling")
 _OF_SCORES = (
     *("n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "task_specific_params"),
     *("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "runner_max_sequence_length"),
@@ -73,6 +74,7 @@ def gpt_neo(reader: ConfigReader) -> dict[str, Any]:
 def gptj(reader: ConfigReader) -> dict[str, Any]:
     """gptj, codegen: attention without biases and an MLP with them read one LayerNorm; the head has a bias; part of a head rotates."""
     rotated = reader.whole_or_null("rotary_dim")
+    reader.skip("n_positions", *_ROTARY)  # angles of fixed base, as many as there are tokens
     attention = {"rope_theta": 10_000.0, **({} if rotated is None else {"rotary_dim": rotated})}
     return _stack(reader, attention, {"head_bias": True}, ("n_embd", "n_layer", "n_head", "n_inner"), parallel=True)
 
@@ -124,7 +126,11 @@ def persimmon(reader: ConfigReader) -> dict[str, Any]:
 
 
 def phi_msft(reader: ConfigReader) -> dict[str, Any]:
-    """phi-msft: phi under GPT-2's names of fields."""
+    """phi-msft, mixformer-sequential: phi under GPT-2's names of fields."""
+    built = reader.value("architecture") or {}
+    if not isinstance(built, dict) or built.get("block_cls", "parallel") != "parallel":
+        reader.cannot("architecture", built, "attention and MLP read one norm", None)
+    reader.skip("architecture", "flash_attn", "flash_rotary", "fused_dense")
     rotated, heads = reader.whole_or_null("rotary_dim"), reader.whole("n_head")
     attention: dict[str, Any] = {"num_kv_heads": reader.whole_or_null("n_head_kv") or heads, "bias": True, "output_bias": True}
     attention |= {"rope_theta": 10_000.0, **({} if rotated is None else {"rotary_dim": rotated})}
@@ -173,9 +179,13 @@ def bloom(reader: ConfigReader) -> dict[str, Any]:
     reader.warn("model_type", reader.family, _SLOPES)
     layers = reader.layers(2, "n_layer")
     attention = {"bias": True, "output_bias": True, **_straight(layers)}
-    hidden = "n_embed" if reader.has("n_embed") else "hidden_size"
+    return _stack(reader, attention, {"embedding_norm": True}, (_width(reader), "n_layer", "n_head", ""), act=None)
+
+
+def _width(reader: ConfigReader) -> str:
+    """Field of the stream's width: `n_embed` of early configs before `hidden_size`, as in the classes."""
     reader.skip("hidden_size")
-    return _stack(reader, attention, {"embedding_norm": True}, (hidden, "n_layer", "n_head", ""), act=None)
+    return "hidden_size" if reader.value("n_embed") is None else "n_embed"
 
 
 def opt(reader: ConfigReader) -> dict[str, Any]:
@@ -237,16 +247,15 @@ def falcon(reader: ConfigReader) -> dict[str, Any]:
     side, norms = reader.flag("parallel_attn"), reader.whole_or_null("num_ln_in_parallel_attn") or (2 if newer else 1)
     if side and norms == 2:
         reader.warn("num_ln_in_parallel_attn", norms, _SIDE_BY_SIDE)
-    bias = reader.flag("bias")
+    bias, width = reader.flag("bias"), _width(reader)
     attention: dict[str, Any] = {"num_kv_heads": shared, **({"bias": True, "output_bias": True} if bias else {})}
     if reader.flag("alibi"):
         reader.warn("alibi", True, _SLOPES)
-        reader.skip("rope_theta", "rope_parameters", "rope_scaling")
         attention |= _straight(layers)
     else:
-        attention |= rope(reader, even_head_dim(reader, reader.whole("hidden_size"), heads, None))
-    names = "hidden_size", "num_hidden_layers", "num_attention_heads", "ffn_hidden_size"
-    return _stack(reader, attention, {}, names, act="activation", bias=bias, parallel=side and norms == 1)
+        attention |= rope(reader, even_head_dim(reader, reader.whole(width), heads, None))
+    names = width, "num_hidden_layers", "num_attention_heads", "ffn_hidden_size"
+    return _stack(reader, attention, {}, names, act="activation", bias=bias, parallel=side and norms != 2)
 
 
 def _straight(layers: int) -> dict[str, Any]:
@@ -280,7 +289,7 @@ def _stack(
     hidden, layers, heads = (reader.whole(name) for name in names[:3])
     inner = reader.whole_or_null(names[3]) if names[3] else None
     reader.layers(2, names[1])
-    reader.skip(*_OF_SCORES, "classifier_dropout")
+    reader.skip(*_OF_SCORES, "classifier_dropout", *(_ROTARY if "nope_layers" in attention else ()))
     letters = "AD" * layers
     keys = {
         "hidden_size": hidden,

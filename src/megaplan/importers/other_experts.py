@@ -1,4 +1,4 @@
-"""Decoders of experts whose fields have their own names: dbrx, hunyuan (the Large model), step3_text."""
+"""Decoders of experts whose fields have their own names: dbrx, hunyuan (the Large model), step3_text, grok-1 and grok-2."""
 
 from __future__ import annotations
 
@@ -81,3 +81,34 @@ def step3(reader: ConfigReader) -> dict[str, Any]:
         reader, count="moe_num_experts", width="moe_intermediate_size", top_k="moe_top_k", normalize="norm_expert_weight"
     )  # fmt: skip
     return decoder(reader, attention, moe | {"shared_ffn_hidden_size": reader.whole("share_expert_dim")}, dense=dense)
+
+
+def grok(reader: ConfigReader) -> dict[str, Any]:
+    """grok-1, grok-2: norms before and after each block; in grok-2 every token takes an MLP in addition to its experts."""
+    further = reader.has("residual_moe") and reader.flag("residual_moe")
+    moe: dict[str, Any] = {
+        "num_experts": reader.whole(reader.same("num_experts", "num_local_experts")),
+        "top_k": reader.whole("num_experts_per_tok"),
+        "ffn_hidden_size": reader.whole("moe_intermediate_size" if further else "intermediate_size"),
+        "activation": "geglu",
+        "normalize_top_k": False,
+    }
+    moe |= {"shared_ffn_hidden_size": reader.whole("intermediate_size")} if further else {}
+    score = reader.factor("attn_output_multiplier")
+    attention = {} if score is None else {"softmax_scale": score}
+    cap = reader.factor(reader.same("max_attn_value", "attn_logit_softcapping"))
+    attention |= {} if cap is None else {"score_cap": cap}
+    logits = reader.factor("final_logit_softcapping")
+    model = {
+        "norm_placement": "both",
+        "embedding_multiplier": reader.number("embedding_multiplier_scale"),
+        "logits_multiplier": reader.number("output_multiplier_scale"),
+        **({} if logits is None else {"logits_cap": logits}),
+    }
+    for key in ("router_logit_softcapping", "attn_temperature_len"):
+        if reader.value(key):
+            reader.warn(key, reader.value(key), "values of scores that a spec does not have; shapes are the same")
+    reader.skip("router_logit_softcapping", "attn_temperature_len", "hidden_act")
+    reader.only("sliding_window_size", (-1, None), "layers see all positions before them")
+    reader.only("global_attn_every_n", (1, None), "layers see all positions before them")
+    return decoder(reader, attention, moe, model=model)

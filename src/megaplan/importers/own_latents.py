@@ -106,7 +106,7 @@ def _bases(reader: ConfigReader, kinds: Sequence[str]) -> dict[str, Any]:
     given = reader.mapping("rope_parameters")
     inner = next((one for kind in (CHOOSING, FULL) if isinstance(one := given.get(kind), dict)), given)
     outer = given.get(SLIDING)
-    base = float(inner.get("rope_theta") or reader.value("rope_theta"))
+    base = float(inner["rope_theta"]) if inner.get("rope_theta") else reader.number("rope_theta")
     other = float((outer if isinstance(outer, dict) else inner).get("rope_theta") or reader.value("swa_rope_theta") or 50_000.0)
     reader.skip("rope_theta", "swa_rope_theta", "rope_scaling")
     if SLIDING in kinds and other != base:

@@ -83,7 +83,8 @@ def heads(reader: ConfigReader, hidden_size: int, *, head_dim: str | None = "hea
     """Counts and width of heads of grouped-query attention; absent widths are hidden_size / num_attention_heads."""
     num_heads = reader.whole("num_attention_heads")
     stated = reader.whole_or_null(head_dim) if head_dim is not None and _given(reader, head_dim) else None
-    kv_heads = reader.whole_or_null("num_key_value_heads") if _given(reader, "num_key_value_heads") else None
+    grouped = "num_key_value_heads" in reader.facts.fields or (reader.has("num_key_value_heads") and not reader.facts.version)
+    kv_heads = reader.whole_or_null("num_key_value_heads") if grouped else None
     width = stated if stated is not None else even_head_dim(reader, hidden_size, num_heads, head_dim)
     return {
         "kind": "gqa",
@@ -178,9 +179,23 @@ def model_of(
     Raises:
         MegaplanError: Everything that is wrong with the config.
     """
+    for letter, key, names in _STATED:
+        section = sections.get(letter, ("", {}))[1]
+        reader.skip(*(name for name in names if section.get(key) and reader.value(name) is True))
     reader.finish_reading()
     used = dict(section for letter, section in sections.items() if letter in letters)
     return {**cycled(letters), **model, **used}
+
+
+_STATED = (
+    ("A", "bias", ("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias")),
+    ("A", "qk_norm", ("use_qk_norm", "qk_norm", "qk_layernorm")),
+    ("A", "gate", ("attn_output_gate", "use_output_gate", "gated_attention")),
+    ("A", "sinks", ("attention_sink", "use_sinks")),
+    ("E", "shared_gate", ("use_shared_expert_gate",)),
+    ("E", "num_experts", ("use_moe",)),
+)
+"""Letter and key of a part, and switches that say no more than that it is there, of classes that always have it."""
 
 
 def cycled(letters: str) -> dict[str, Any]:

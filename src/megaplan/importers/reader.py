@@ -12,7 +12,7 @@ from typing import Any
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import ClassFacts, class_facts
-from megaplan.importers.structure import names_a_tensor, names_an_encoder
+from megaplan.importers.structure import names_a_tensor, names_an_encoder, sizes_of_parts, switches_of_own_code
 from megaplan.importers.tables import IGNORED, MUST_BE, NOT_CARRIED
 from megaplan.scalars import MAX_INT, MAX_LAYERS
 from megaplan.spec.document import SourceMap
@@ -48,6 +48,11 @@ class ConfigReader:
         self._not_carried: dict[str, str] = {}
         self._defaults: dict[str, Any] = {}
         self._unknown: dict[str, Any] = {}
+        for key in facts.renamed.keys() & config.keys():
+            name = facts.renamed[key]
+            if name in self._config and None not in (config[key], config[name]) and config[key] != config[name]:
+                detail = f"{name} = {_shown(config[name])} and {key} = {_shown(config[key])} are one value"
+                self.contradicts(name, detail, f"write one value for {name} and {key}")
 
     def has(self, key: str) -> bool:
         """True if the config has the field, null included."""
@@ -125,6 +130,14 @@ class ConfigReader:
             return {}
         return value
 
+    def inside(self, key: str, known: Sequence[str]) -> Mapping[str, Any]:
+        """An optional mapping whose fields are known; one that is not, and that decides a tensor, is refused."""
+        found = self.mapping(key)
+        for name, value in found.items():
+            if name not in known and self._decides(name, value):
+                self._refuse_unknown(f"{key}.{name}", value)
+        return found
+
     def same(self, *keys: str) -> str:
         """The first of several names of one field that the config has; the others must agree."""
         given = [key for key in keys if key in self._names] or [keys[0]]
@@ -178,6 +191,7 @@ class ConfigReader:
 
     def warn(self, key: str, value: Any, effect: str) -> None:
         """A warning about a field that changes the computation but no tensor, and that a spec does not carry."""
+        self.skip(key)
         key = self._names.get(key, key)
         self._not_carried[key] = f"{key} = {_shown(value)}: {effect}"
 
@@ -227,6 +241,18 @@ class ConfigReader:
     def knows_nothing(self) -> bool:
         """True if the config has fields, and the class has none of them."""
         return bool(self._unknown) and set(self._unknown) == set(self._config) - {"model_type"}
+
+    @property
+    def own_code(self) -> bool:
+        """True if code that comes with the weights builds the model, by what `auto_map` and `architectures` name."""
+        code, named = self.value("auto_map"), self.value("architectures")
+        mapped = isinstance(code, dict) and any(name.startswith("AutoModel") for name in code)
+        return not self.facts.version or mapped or (isinstance(named, list) and any(each != self.facts.model_class for each in named))
+
+    @property
+    def _layers(self) -> Any:
+        """The number of layers, under any of its names; None if the config has none."""
+        return next((self.value(name) for name in _SAME[2] if self.value(name) is not None), None)
 
     @property
     def failed(self) -> bool:
@@ -288,13 +314,15 @@ class ConfigReader:
     def _decides(self, key: str, value: Any) -> bool:
         """True if an unknown field's name says that it decides the number or size of tensors, and its value differs from the class's."""
         heads, hidden = self.value("num_attention_heads"), self.value("hidden_size")
+        if sizes_of_parts(key, value, self._layers) or (self.own_code and switches_of_own_code(key, value)):
+            return True
         if isinstance(value, bool) or not isinstance(value, int) or value < 2:
             return False
         if any(value == self.value(other) for names in _SAME if key in names for other in names if other != key):
             return False
         if key == "intermediate_size" and self.has("moe_intermediate_size"):  # a field of relatives with dense layers
             return False
-        plain = key == "head_dim" and isinstance(heads, int) and value * heads == hidden
+        plain = (key == "head_dim" and isinstance(heads, int) and value * heads == hidden) or (key in _SAME[4] and value == heads)
         return names_a_tensor(key, value) and not plain
 
     def _value_of(self, key: str) -> Any:
@@ -332,6 +360,7 @@ _SAME = (
     ("num_hidden_layers", "num_layers", "n_layers", "n_layer"),
     ("num_attention_heads", "num_heads", "n_heads", "n_head"),
     ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
+    ("head_dim", "attention_head_dim", "kv_channels"),
     ("hidden_size", "d_model", "n_embd", "embed_dim"),
     ("intermediate_size", "moe_intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner"),
     ("vocab_size", "padded_vocab_size", "org_vocab_size"),

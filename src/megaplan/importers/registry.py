@@ -145,9 +145,9 @@ ARCHITECTURES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "phimoe": experts.phimoe,
     "qwen2": decoders.qwen2,
     "qwen2_5_omni_text": decoders.qwen2,
-    "qwen2_5_vl_text": decoders.qwen2,
+    "qwen2_5_vl_text": decoders.qwen2_vl,
     "qwen2_moe": experts.qwen2_moe,
-    "qwen2_vl_text": decoders.qwen2,
+    "qwen2_vl_text": decoders.qwen2_vl,
     "qwen3": decoders.qwen3,
     "qwen3_5_moe_text": linear_attention.qwen3_5_moe,
     "qwen3_5_text": linear_attention.qwen3_5,
@@ -185,6 +185,9 @@ OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "codeshell": older.codeshell,
     "deepseek": repository.deepseek,
     "gated_deltanet": repository_linear.gated_deltanet,
+    "grok-1": other_experts.grok,
+    "grok-2": other_experts.grok,
+    "hf_olmo": repository_dense.hf_olmo,
     "hunyuan": other_experts.hunyuan,
     "internlm": repository_dense.internlm,
     "internlm2": repository_dense.internlm,
@@ -194,6 +197,7 @@ OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "minicpm": repository_dense.minicpm,
     "minimax_m1": minimax.minimax,
     "minimax_text_01": minimax.minimax,
+    "mixformer-sequential": older.phi_msft,
     "nemotron-nas": repository.nemotron_nas,
     "openelm": repository.openelm,
     "orion": repository_dense.orion,
@@ -210,6 +214,8 @@ OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
 IMPORTS = ARCHITECTURES | OF_REPOSITORIES
 """All of them."""
 
+_RESAMPLER = "learned queries gather an encoder's patches (resampler); the text model alone is llama, minicpm or qwen2, by its release"
+_DOWN_BIAS = "of the MLP's three matrices the last alone has a bias (down_proj), and a spec has biases on all or none"
 REFUSED: dict[str, tuple[str, str]] = {
     "arctic": ("parallel_attn_mlp_res", "experts read the stream before attention, and their output is added after a dense MLP"),
     "bailing_moe_linear": ("group_norm_size", "lightning attention norms queries, keys, and groups of heads' outputs"),
@@ -225,7 +231,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "inkling2_text": ("n_layers_per_attn_res_block", "attention to outputs of earlier layers, and positions are relative logits (r_proj)"),
     "inkling_text": ("d_rel", "positions are relative logits (r_proj), and keys, values and blocks have short convolutions"),
     "jetmoe": ("kv_channels", "projections of queries and of attention's output are experts that tokens choose"),
-    "kimi_k3": ("attention_residuals", "layers attend to the outputs of earlier ones (attention residuals)"),
+    "kimi_k3": ("text_config", "linear attention has a gate of full rank, experts a latent with a norm, MLPs another activation (situ)"),
+    "minicpmo": ("query_num", _RESAMPLER),
+    "minicpmv": ("query_num", _RESAMPLER),
+    "molmo": ("vision_backbone", "no config states the sizes of its encoder, and the embedding has more rows than the head"),
     "ouro": ("total_ut_steps", "layers run several times, with an exit after each pass"),
     "phi4flash": ("mb_per_layer", "half of the layers share one layer's keys, values and states, and attention has two softmaxes"),
     "plamo2": ("mamba_num_heads", "Mamba layers project step, B and C from inner values and norm each of the three"),
@@ -236,6 +245,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "rwkv5": ("attention_hidden_size", "time mixing shifts tokens by learned factors and decays by a constant a channel"),
     "rwkv6": ("proj_low_rank_dim", "time mixing shifts tokens by learned factors and decays by a low-rank product"),
     "rwkv7": ("decay_low_rank_dim", "time mixing shifts tokens, and low-rank products give its decay, rate, gate and removed keys"),
+    "telechat": ("ffn_hidden_size", _DOWN_BIAS),
+    "telechat2": ("ffn_hidden_size", _DOWN_BIAS),
     "zamba2": ("hybrid_layer_ids", "its attention blocks share parameters (shared_transformer), and every layer of a spec has its own"),
     "zaya": ("cca_time0", "queries and keys are mixed by convolutions, the router is an MLP, and residual sums have weights"),
 }  # fmt: skip
@@ -246,6 +257,7 @@ RENAMED = {
     "PanguEmbedded": "internlm2",
     "Yi": "llama",
     "aquila": "llama",
+    "deci": "nemotron-nas",
     "kimi_k2": "deepseek_v3",
     "llada2_moe": "bailing_moe_v2",
     "mimo": "qwen2",

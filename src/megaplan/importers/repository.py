@@ -110,9 +110,14 @@ def _rounded(value: float, step: int) -> int:
 
 def nemotron_nas(reader: ConfigReader) -> dict[str, Any]:
     """nemotron-nas: llama whose layers have other groups of heads and inner widths, and of which some lack attention or the MLP."""
-    layers, blocks = reader.layers(2), reader.items("block_configs")
+    layers, key = reader.layers(2), "block_configs"
+    if reader.value("num_key_value_heads_per_layer"):  # of the first models with this class
+        key, width = "num_key_value_heads_per_layer", reader.whole("intermediate_size")
+        blocks = [{"attention": {"num_key_value_heads": count}, "ffn": {"intermediate_size": width}} for count in reader.items(key)]
+    else:
+        blocks = list(reader.items(key))
     if len(blocks) != layers:
-        reader.contradicts("block_configs", f"block_configs has {len(blocks)} layers, and num_hidden_layers = {layers}", "correct one")
+        reader.contradicts(key, f"{key} has {len(blocks)} layers, and num_hidden_layers = {layers}", "correct one")
     keys = common(reader)
     section = heads(reader, keys["hidden_size"]) | biases(reader)
     section |= rope(reader, section["head_dim"])

@@ -5,7 +5,8 @@ Sources: `configuration_bailing_moe.py` of inclusionAI/Ling, `configuration_bail
 internlm/internlm2-7b, internlm/internlm-7b, baichuan-inc/Baichuan2-7B-Base, openbmb/MiniCPM-2B-sft-bf16, Qwen/Qwen-7B, THUDM/chatglm3-6b,
 deepseek-ai/deepseek-moe-16b-base, OrionStarAI/Orion-14B-Base, TeleAI/TeleChat3-36B-Thinking, GSAI-ML/LLaDA-8B-Base, apple/OpenELM-1_1B,
 tencent/Tencent-Hunyuan-Large, meituan-longcat/LongCat-Flash-Lite, MiniMaxAI/MiniMax-Text-01, stepfun-ai/step3, WisdomShell/CodeShell-7B,
-microsoft/Phi-3-small-8k-instruct, and early revisions of microsoft/phi-2, stabilityai/stablelm-3b-4e1t and tiiuae/falcon-40b;
+microsoft/Phi-3-small-8k-instruct, allenai/OLMo-7B, hpcai-tech/grok-1, xai-org/grok-2, and early revisions of microsoft/phi-2,
+stabilityai/stablelm-3b-4e1t and tiiuae/falcon-40b;
 `models/config_mamba.py` and `modules` of state-spaces/mamba; `models/gated_deltanet` and `models/transformer` of
 fla-org/flash-linear-attention.
 """
@@ -94,6 +95,15 @@ _EPOCH = {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor", "nu
 """Names of the fields of falcon and stablelm before transformers had the classes."""
 
 
+_GROK: dict[str, Any] = {
+    **dict.fromkeys(("attn_logit_softcapping", "attn_output_multiplier", "attn_temperature_len", "final_logit_softcapping")),
+    **dict.fromkeys(("global_attn_every_n", "max_attn_value", "rope_scaling", "router_logit_softcapping", "sliding_window_size")),
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+}
+"""Fields of Grok's classes that may be absent."""
+
+
 def _of(name: str, extends: str = "", renamed: Mapping[str, str] = MappingProxyType({}), **fields: Any) -> RepositoryClass:
     return RepositoryClass(name, MappingProxyType(fields), extends, MappingProxyType(dict(renamed)))
 
@@ -104,6 +114,14 @@ _LATER: dict[str, RepositoryClass] = {
     "codeshell": _of(
         "CodeShellForCausalLM", activation_function="gelu_pytorch_tanh", group_query_attention=True, n_embd=4096, n_head=32, n_layer=42,
         num_query_groups=1, position_embedding_type="learned_absolute", rope_scaling=None, vocab_size=70144, **_GPT2,
+    ),
+    "grok-1": _of("Grok1ModelForCausalLM", **_GROK),
+    "grok-2": _of("Grok1ForCausalLM", **_GROK),
+    "hf_olmo": _of(
+        "OLMoForCausalLM", "llada", activation_type="swiglu", attention_dropout=0.1, block_type="sequential", clip_qkv=None, d_model=768,
+        embedding_dropout=0.1, embedding_layer_norm=False, embedding_size=50304, include_bias=True, layer_norm_type="default",
+        layer_norm_with_affine=True, mlp_hidden_size=None, mlp_ratio=4, n_heads=12, n_layers=12, residual_dropout=0.1, rope=False,
+        vocab_size=50257, weight_tying=True,
     ),
     "hunyuan": _of(
         "HunYuanForCausalLM", "llama", {"attention_head_dim": "head_dim"}, cla_share_factor=1, moe_topk=1, num_experts=1,
@@ -116,6 +134,7 @@ _LATER: dict[str, RepositoryClass] = {
         "MambaLMHeadModel", attn_layer_idx=None, d_intermediate=0, fused_add_norm=True, pad_vocab_size_multiple=8, residual_in_fp32=True,
         rms_norm=True, tie_embeddings=True, vocab_size=50277,
     ),
+    "mixformer-sequential": _of("MixFormerSequentialForCausalLM", "phi-msft", architecture=None, flash_rotary=False, fused_dense=False),
     "minimax_m1": _of("MiniMaxM1ForCausalLM", "minimax", _MINIMAX[0], **_MINIMAX[1]),
     "minimax_text_01": _of("MiniMaxText01ForCausalLM", "minimax", _MINIMAX[0], **_MINIMAX[1]),
     "phi-msft": _of(
@@ -276,7 +295,7 @@ REPOSITORY_CLASSES: MappingProxyType[str, RepositoryClass] = MappingProxyType(
                     ("block_type", "layer_norm_type", "rope", "alibi", "input_emb_norm", "attention_layer_norm", "bias_for_layer_norm"),
                     None,
                 )
-                | dict.fromkeys(("scale_logits", "multi_query_attention"), None)
+                | dict.fromkeys(("scale_logits", "multi_query_attention", "embedding_layer_norm"), None)
             ),
         ),
         "openelm": RepositoryClass(

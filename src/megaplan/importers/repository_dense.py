@@ -1,4 +1,4 @@
-"""Dense decoders whose class is published with the weights: internlm, internlm2, baichuan, llada, minicpm, orion, qwen, chatglm."""
+"""Dense decoders whose class is published with the weights: internlm(2), baichuan, llada, hf_olmo, minicpm, orion, qwen, chatglm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from typing import Any
 
 from megaplan.importers.decoders import decoder
 from megaplan.importers.experts import decoder as experts_decoder
-from megaplan.importers.parts import SLOPES, activation, biases, even_head_dim, experts, minicpm_factors, model_of
+from megaplan.importers.parts import (
+    GATED_ACTIVATIONS,
+    SLOPES,
+    TORCH_EPS,
+    activation,
+    biases,
+    even_head_dim,
+    experts,
+    minicpm_factors,
+    model_of,
+)
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.rotary import rotary_width
 
@@ -34,40 +44,61 @@ def llada(reader: ConfigReader) -> dict[str, Any]:
     for key, built, why in (
         ("block_type", "llama", "layers have other blocks"),
         ("layer_norm_type", "rms", "norms are RMSNorms"),
-        ("rope", True, "positions are rotary angles"),
-        ("alibi", False, SLOPES),
-        ("input_emb_norm", False, "embeddings have no norm"),
-        ("attention_layer_norm", False, "a norm over all queries and all keys"),
         ("bias_for_layer_norm", False, "RMSNorms have no bias"),
-        ("scale_logits", False, "logits have no factor of the width"),
         ("multi_query_attention", None, "n_kv_heads counts the heads of keys"),
     ):
         reader.only(key, (built, None), why)
-    reader.skip(*_LLADA_OTHER)
+    return _of_olmo(reader, reader.whole("mlp_hidden_size"), {"norm_eps": reader.number("rms_norm_eps")})
+
+
+def hf_olmo(reader: ConfigReader) -> dict[str, Any]:
+    """hf_olmo: OLMo's first class, whose `mlp_hidden_size` is of the gate and the inner values together; LayerNorms without a scale."""
+    reader.only("block_type", ("sequential", None), "layers have other blocks")
+    reader.only("activation_type", ("swiglu",), "the gate is SiLU")
+    reader.only("layer_norm_type", ("default", "low_precision", "rms"), "norms are LayerNorms or RMSNorms")
+    reader.only("layer_norm_with_affine", (False,), "norms have neither a scale nor a bias")
+    reader.skip("bias_for_layer_norm")
+    if reader.value("layer_norm_type") != "rms":
+        reader.warn("layer_norm_type", reader.value("layer_norm_type"), "norms subtract the mean; RMSNorm without a scale is planned")
+    inner = reader.whole_or_null("mlp_hidden_size") or reader.whole("mlp_ratio") * reader.whole("d_model")
+    return _of_olmo(reader, inner // 2, {"norm_eps": TORCH_EPS, "norm": "rmsnorm_no_scale"})
+
+
+def _of_olmo(reader: ConfigReader, inner: int, norms: dict[str, Any]) -> dict[str, Any]:
+    """The section `model` of classes with the names of AI2's OLMo.
+
+    Args:
+        reader: Reader of the config.
+        inner: Inner width of the MLP.
+        norms: Keys of `model` for the norms.
+    """
+    for key, built, why in (
+        ("rope", True, "positions are rotary angles"),
+        ("alibi", False, SLOPES),
+        ("input_emb_norm", False, "embeddings have no norm"),
+        ("embedding_layer_norm", False, "embeddings have no norm"),
+        ("attention_layer_norm", False, "a norm over all queries and all keys"),
+        ("scale_logits", False, "logits have no factor of the width"),
+    ):
+        reader.only(key, (built, None), why)
+    reader.skip(*_OLMO_OTHER)
     hidden, layers, heads = reader.whole("d_model"), reader.layers(2, "n_layers"), reader.whole("n_heads")
-    bias = reader.flag("include_bias")
+    bias, joint = reader.flag("include_bias"), reader.value("multi_query_attention") is True
+    reader.skip("multi_query_attention")
     section: dict[str, Any] = {
-        "kind": "gqa", "num_heads": heads, "num_kv_heads": reader.whole_or_null("n_kv_heads") or heads,
+        "kind": "gqa", "num_heads": heads, "num_kv_heads": 1 if joint else reader.whole_or_null("n_kv_heads") or heads,
         "head_dim": even_head_dim(reader, hidden, heads, None), "rope_theta": float(reader.number("rope_theta")),
         **({"bias": True} if bias or reader.flag("include_qkv_bias") else {}), **({"output_bias": True} if bias else {}),
     }  # fmt: skip
-    dense = {
-        "ffn_hidden_size": reader.whole("mlp_hidden_size"),
-        "activation": activation(reader, "activation_type"),
-        **({"bias": True} if bias else {}),
-    }
+    known = GATED_ACTIVATIONS | {"swiglu": "swiglu"}
+    dense = {"ffn_hidden_size": inner, "activation": activation(reader, "activation_type", known=known), **({"bias": True} if bias else {})}
     rows = reader.whole_or_null("embedding_size") or reader.whole("vocab_size")
-    reader.skip("vocab_size")
-    keys = {
-        "hidden_size": hidden,
-        "vocab_size": rows,
-        "tie_embeddings": reader.flag("weight_tying"),
-        "norm_eps": reader.number("rms_norm_eps"),
-    }
+    reader.skip("vocab_size", "tie_word_embeddings")
+    keys = {"hidden_size": hidden, "vocab_size": rows, "tie_embeddings": reader.flag("weight_tying"), **norms}
     return model_of(reader, "AD" * layers, keys, {"A": ("attention", section), "D": ("mlp", dense)})
 
 
-_LLADA_OTHER = (
+_OLMO_OTHER = (
     *("mlp_ratio", "attention_layer_norm_with_affine", "layer_norm_with_affine", "rope_full_precision", "flash_attention", "init_device"),
     *("block_group_size", "init_cutoff_factor", "init_fn", "init_std", "precision", "mask_token_id"),
 )

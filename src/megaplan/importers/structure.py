@@ -26,6 +26,21 @@ _SHARED = re.compile(r"(?:expert|layer|block|head|weight)s?_(?:pool|shar|tied?|t
 """Names of modes in which layers have parts in common."""
 
 
+_OWN_SWITCH = re.compile(
+    r"(?:^|_)gat(?:e|ed|ing)(?:_|$)|norm(?:s|alization)?$|(?:^|_)(?:attn|attention)_res(?:_|idual)|(?:^|_)(?:short_?conv|canon)"
+    r"|^(?:(?:use|add|has|with|enable)_)*(?:(?:attn|attention|qkv|q|k|v|o|out|output|proj|mlp|ffn|linear|norm|head|lm_head|embedding)_)*bias$"
+    r"|^(?:use_|is_)?moe$|(?:layer|block|kv|key|value|head|embed\w*)s?_shar(?:ed|ing)$|^share_"
+)
+_NO_SWITCH = re.compile(
+    r"^(?:no|disable|fix|freeze|residual)_|_apply_|(?:expert|correction|logit)_bias|rout|rms_?norm|fus|fp32|recompute|pre_norm|zero_centered|topk"
+)
+_KIND = re.compile(r"(?:norm|normalization|position_embedding|attention|attn|mlp|ffn|block|layer)_(?:type|cls|class|kind)$")
+_USUAL_KINDS = re.compile(
+    r"rms|rope|rotary|default|standard|full|causal|gqa|mha|llama|softmax|glu|flash|sdpa|eager|decoder|^$", re.IGNORECASE
+)
+_NO_SIZES = re.compile(
+    r"rope|rotary|theta|window|quant|compress|generat|sampl|token|slice|dropout|scale|lambda|task_specific|prompt|mtp|nextn|predict|(?:^|_)id"
+)
 _ENCODER = re.compile(r"(?:^|_)(?:mm|image|images|img|vision|visual|video|audio|speech|siglip\d?|clip|vit)(?:_|$)")
 
 
@@ -87,6 +102,39 @@ def unknown_names(
     ):
         if found:
             yield diagnostic("MP913", "\n".join(shown(name) + said for name in found), at(found[0]), ("--strict",), severity=severity)
+
+
+def sizes_of_parts(name: str, value: Any, layers: Any) -> bool:
+    """True if an unknown list has another size or block for some of the layers, or an unknown mapping has a size or switch inside.
+
+    Args:
+        name: Name of the field.
+        value: Value.
+        layers: Number of layers; no number if it is not known.
+    """
+    if _NO_SIZES.search(name) or _PROCESS.search(name):
+        return False
+    if isinstance(value, dict):
+        return any((names_a_tensor(str(key), each) and each != 1) or sizes_of_parts(str(key), each, layers) for key, each in value.items())
+    if not isinstance(value, list) or len({str(each) for each in value}) < 2:
+        return False
+    if any(isinstance(each, dict) for each in value):
+        return any(sizes_of_parts(name, each, layers) for each in value)
+    return len(value) == layers and all(isinstance(each, int) and not isinstance(each, bool) for each in value) and max(value) > 1
+
+
+def switches_of_own_code(name: str, value: Any) -> bool:
+    """True if an unknown switch or mode names a tensor, where code that is published with the weights may read it.
+
+    Args:
+        name: Name of the field.
+        value: Value.
+    """
+    if isinstance(value, str):
+        return _SHARED.search(name) is not None or (_KIND.search(name) is not None and _USUAL_KINDS.search(value) is None)
+    if value is True or (isinstance(value, int) and value > 1 and "_res_" in name):
+        return (_SWITCHED.search(name) or _OWN_SWITCH.search(name)) is not None and _NO_SWITCH.search(name) is None
+    return False
 
 
 @dataclass(frozen=True, slots=True)

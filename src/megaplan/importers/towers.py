@@ -145,6 +145,8 @@ def _llama4(parts: Parts) -> Found:
     width, inner = parts.vision.whole("hidden_size"), parts.vision.whole("intermediate_size")
     given, made = parts.vision.whole("projector_input_dim"), parts.vision.whole("projector_output_dim")
     last = parts.vision.whole("vision_output_dim")
+    if given != made:  # the second matrix is as wide on both sides
+        parts.vision.contradicts("projector_output_dim", f"{made}, and projector_input_dim = {given}", "write one value for both")
     if inner % width or made != last:
         return Found(given * inner + made * given + last * parts.hidden, why="an adapter that fits no joined patches")
     return _stated(inner, given, made, parts.hidden, bias=False, joined_patches=inner // width)
@@ -304,6 +306,7 @@ def split_text(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any
     own = inner.get("tie_word_embeddings", class_facts(inner["model_type"]).fields.get("tie_word_embeddings"))
     if facts.forwards_tie and not tied and own is not None:
         tied = own
+    tied = False if tied is None and not facts.forwards_tie else tied  # of a class without a default
     if tied is not None and config["model_type"] not in OWN_HEAD:
         inner.pop("tie_embedding", None)
         inner["tie_word_embeddings"] = tied

@@ -90,10 +90,19 @@ def test_the_class_of_another_type_is_a_warning(kind: str, other: str) -> None:
     assert f"the class of {other}, but model_type decides" in said
 
 
+@pytest.mark.parametrize("names", [["Own1ForCausalLM"], ["OwnForCausalLM", "LlamaForCausalLM"]])
+def test_a_class_that_is_not_known_is_a_warning(names: list[str]) -> None:
+    fields = SMALL["llama"][0][0] | {"architectures": names}
+    assert model(fields) == model(SMALL["llama"][0][0])
+    said = [each.detail for each in imported(fields).loaded.diagnostics if each.code == "MP820"]
+    assert any(f"{names[0]}" in each and "may build other tensors" in each for each in said)
+
+
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_the_class_of_a_type_is_no_warning(kind: str) -> None:
     fields = SMALL[kind][0][0] | {"architectures": [class_facts(kind).model_class]}
-    assert not any("model_type decides" in each.detail for each in imported(fields).loaded.diagnostics)
+    said = [each.detail for each in imported(fields).loaded.diagnostics]
+    assert not any("model_type decides" in each or "may build other tensors" in each for each in said)
 
 
 @pytest.mark.parametrize(("kind", "key"), [("glm", "n_routed_experts"), ("llama", "kv_lora_rank"), ("qwen3", "num_experts")])

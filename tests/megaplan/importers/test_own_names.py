@@ -28,6 +28,13 @@ NAMES: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
     "phi3_v": ("phi3", {}, {"img_processor": {"name": "clip_vision_model"}}),
 }
 """Model type whose class has other names: the type of the same class, its fields under these names, and fields that change no tensor."""
+_GROK: dict[str, Any] = {
+    "model_type": "grok-1", "architectures": ["Grok1ModelForCausalLM"], "attn_output_multiplier": 0.088, "embedding_multiplier_scale": 78.4,
+    "hidden_size": 6144, "intermediate_size": 32768, "max_attn_value": 30.0, "num_attention_heads": 48, "num_experts": 8,
+    "num_experts_per_tok": 2, "num_hidden_layers": 64, "num_key_value_heads": 8, "output_multiplier_scale": 0.577,
+    "rope_theta": 10000, "tie_word_embeddings": True, "vocab_size": 131072,
+}  # fmt: skip
+"""The sizes of grok-1, whose total is published without the embedding's 0.8 billion."""
 PUBLISHED: dict[str, tuple[dict[str, Any], float, float]] = {
     "Hunyuan-Large": (
         {"model_type": "hunyuan", "attention_head_dim": 80, "cla_share_factor": 2, "hidden_size": 6400, "intermediate_size": 18304,
@@ -47,6 +54,12 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float, float]] = {
          "intermediate_size": 9216, "num_attention_heads": 64, "num_experts_per_tok": 2, "num_hidden_layers": 80,
          "num_key_value_heads": 8, "num_local_experts": 32, "rotary_dim": 64, "vocab_size": 200064},
         456, 48,
+    ),
+    "grok-1": (_GROK, 316, 84),
+    "grok-2": (
+        _GROK | {"model_type": "git", "architectures": ["Grok1ForCausalLM"], "hidden_size": 8192, "num_attention_heads": 64,
+                 "moe_intermediate_size": 16384, "residual_moe": True, "tie_word_embeddings": False, "head_dim": 128},
+        270, 115,
     ),
     "Step3": ({"model_type": "step3_text", "moe_layers_enum": ",".join(map(str, range(4, 60)))}, 316, 39),
     "DBRX": (
@@ -199,6 +212,18 @@ def test_parameters_by_hand(draw: Any, seed: int) -> None:
     assert parameters(fields) == total
 
 
+def test_the_first_name_of_phi_2_s_class() -> None:
+    fields, total = _phi_msft(Random(1))
+    built = {"block_cls": "parallel", "mlp": {"mlp_cls": "fused_mlp"}}
+    assert parameters(fields | {"model_type": "mixformer-sequential", "architecture": built}) == total
+
+
+@pytest.mark.parametrize("family", ["bloom", "falcon"])
+def test_the_first_name_of_the_stream_s_width(family: str) -> None:
+    config, total = SMALL[family][0]
+    assert parameters({{"hidden_size": "n_embed"}.get(key, key): value for key, value in config.items()}) == total
+
+
 def test_layers_read_the_keys_of_the_first_of_their_group() -> None:
     fields, _ = _hunyuan(Random(3))
     shared = model(fields | {"num_hidden_layers": 5, "use_cla": True, "cla_share_factor": 2, "moe_topk": 1, "num_shared_expert": 1})
@@ -226,6 +251,7 @@ def test_configs_of_mamba_ssm_have_no_type(kind: str, cfg: dict[str, Any]) -> No
     ("fields", "key"),
     [
         ({"model_type": "persimmon"}, "qk_layernorm"),
+        ({"model_type": "mixformer-sequential", "architecture": {"block_cls": "sequential"}}, "architecture"),
         ({"model_type": "hunyuan", "use_mla": True}, "use_mla"),
         ({"model_type": "codeshell", "position_embedding_type": "learned_absolute"}, "position_embedding_type"),
         ({"model_type": "minimax_text_01", "shared_intermediate_size": 512}, "shared_intermediate_size"),

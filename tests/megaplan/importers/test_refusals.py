@@ -203,6 +203,76 @@ def test_an_unread_field_that_decides_a_tensor_is_an_error() -> None:
     assert [(each.code, each.location.key) for each in found] == [("MP806", "kv_lora_rank"), ("MP806", "q_lora_rank")]
 
 
+OWN_CODE: list[tuple[str, Any]] = [
+    ("headwise_attn_output_gate", True), ("use_qk_norm", True), ("embed_layernorm", True), ("use_bias", True),
+    ("add_qkv_bias", True), ("layer_sharing", True),
+    ("attn_res_num_blocks", 4), ("use_canon", True), ("norm_type", "layernorm"), ("position_embedding_type", "learned_absolute"),
+]  # fmt: skip
+"""Switches and modes of published classes that come with the weights of a model with the type of another one."""
+PARTS: list[tuple[str, Any]] = [
+    ("moe_config", {"num_experts": 8, "moe_intermediate_size": 96}), ("num_key_value_heads_per_layer", [4, 2]), ("ffn_sizes", [96, 48]),
+    ("block_configs", [{"block_type": "moe", "moe_intermediate_size": 64}, {"block_type": "moe", "moe_intermediate_size": 32}]),
+]  # fmt: skip
+PLAIN: list[tuple[str, Any]] = [
+    ("use_flash_attn", True), ("norm_type", "rmsnorm"), ("layer_ids", [0, 1]), ("quantization", {"group_size": 64, "bits": 4}),
+    ("attention_type", "gqa"), ("norm_topk_prob", True), ("rope_config", {"head_dim": 16}), ("no_bias", True), ("moe_loads", [1, 1]),
+    ("use_rmsnorm", True), ("fuse_rms_norm", True), ("need_fp32_gate", True), ("use_moe_router_bias", True), ("use_routing_bias", True),
+    ("use_mixed_mlp_moe", True), ("e_score_correction_bias", True), ("weight_share_add_bias", True),
+]  # fmt: skip
+_SMALL_LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+_OWN = {"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}}
+
+
+@pytest.mark.parametrize(("key", "value"), OWN_CODE + PARTS)
+def test_a_switch_that_own_code_may_read_is_refused(key: str, value: Any) -> None:
+    """A class of transformers drops such a field, which stays a note, unless it has sizes of single layers or parts."""
+    (found,) = refused(_SMALL_LLAMA | _OWN | {key: value})
+    assert (found.code, found.location.key) == ("MP806", key)
+    assert (key, value) in PARTS or import_hf(text(_SMALL_LLAMA | {key: value}), "config.json")
+
+
+@pytest.mark.parametrize(("key", "value"), PLAIN)
+def test_a_switch_without_a_tensor_stays_a_note(key: str, value: Any) -> None:
+    for named in ({}, _OWN):
+        assert import_hf(text(_SMALL_LLAMA | named | {key: value}), "config.json").loaded.spec.model.num_layers == 4
+
+
+@pytest.mark.parametrize(
+    ("family", "key"), [("qwen2", "attention_bias"), ("qwen3", "use_qk_norm"), ("gpt_oss", "attention_sink"), ("mixtral", "use_moe")]
+)
+def test_a_switch_of_a_part_that_is_always_built_says_nothing_new(family: str, key: str) -> None:
+    fields, total = SMALL[family][0]
+    found = import_hf(text(fields | _OWN | {key: True}), "config.json")
+    assert build_inventory(found.loaded.spec).parameters == total
+
+
+def test_switches_that_minimax_m3_publishes_are_of_what_is_built() -> None:
+    fields, total = SMALL["minimax_m3_vl_text"][0]
+    named = {"qk_norm_type": "per_head", "use_gemma_norm": True}
+    assert build_inventory(import_hf(text(fields | _OWN | named), "config.json").loaded.spec).parameters == total
+
+
+def test_a_switch_inside_a_mapping_that_is_read_is_refused() -> None:
+    fields = SMALL["kimi_linear"][0][0]
+    inside = {"num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4, "use_full_rank_gate": True}
+    found = refused(fields | _OWN | {"linear_attn_config": inside})
+    assert [(each.code, each.location.key) for each in found] == [("MP806", "linear_attn_config.use_full_rank_gate")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True, "d_model": 64}, "is_encoder_decoder"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 64}, "BertForMaskedLM"),
+        ({"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"], "hidden_size": 64}, "XLMRobertaModel"),
+    ],
+)
+def test_a_class_of_another_task_is_named_as_one(fields: dict[str, Any], word: str) -> None:
+    (found,) = (each for each in refused(fields) if each.code == "MP802")
+    assert word in found.detail
+    assert not any("if the layers are" in hint for hint in found.hints)
+
+
 @pytest.mark.parametrize(
     ("written", "code"),
     [

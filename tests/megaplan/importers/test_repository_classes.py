@@ -139,6 +139,19 @@ def test_a_width_is_two_thirds_rounded_up() -> None:
     assert (spec.model.mlp.ffn_hidden_size, spec.model.attention.num_kv_heads) == (320, 1)
 
 
+def test_heads_of_keys_by_layer_alone() -> None:
+    """The first models with the class state a list of them, and one width."""
+    fields = {
+        "architectures": ["DeciLMForCausalLM"],
+        "model_type": "deci",
+        "auto_map": {"AutoModelForCausalLM": "modeling_decilm.DeciLMForCausalLM"},
+    }
+    fields |= {"hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 90, "intermediate_size": 96}
+    hidden, dim, heads = 64, 8, [4, 2, 4]
+    layers = sum(2 * hidden + 2 * hidden * hidden + 2 * hidden * dim * each + 3 * hidden * 96 for each in heads)
+    assert parameters(fields | {"num_key_value_heads_per_layer": heads}) == 2 * 90 * hidden + hidden + layers
+
+
 def test_windows_of_single_layers() -> None:
     model = imported(nas(block(), block(window_length=128))).loaded.spec.model
     assert [model.attention.window(layer) for layer in (0, 2)] == [None, 128]

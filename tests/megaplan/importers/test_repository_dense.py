@@ -43,6 +43,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
          "n_kv_heads": 32, "n_layers": 32, "mlp_hidden_size": 12288, "embedding_size": 126464, "vocab_size": 126464},
         8.02,
     ),
+    "OLMo-7B": (
+        {"model_type": "hf_olmo", "d_model": 4096, "n_heads": 32, "n_layers": 32, "mlp_hidden_size": 22016, "layer_norm_with_affine": False,
+         "include_bias": False, "rope": True, "weight_tying": False, "tie_word_embeddings": False, "vocab_size": 50280},
+        6.89,
+    ),
     "OpenELM-1.1B": (
         {"model_type": "openelm", "model_dim": 2048, "head_dim": 64, "num_transformer_layers": 28, "normalize_qk_projections": True,
          "ffn_multipliers": [round(0.5 + 3.5 * layer / 27, 2) for layer in range(28)],
@@ -76,6 +81,13 @@ def imported(fields: dict[str, Any]) -> ImportedConfig:
 
 def parameters(fields: dict[str, Any]) -> int:
     return build_inventory(imported(fields).loaded.spec).parameters
+
+
+def test_the_class_that_auto_map_has_for_another_head() -> None:
+    """ChatGLM's class with a head has the name of an encoder-decoder's."""
+    name = "ChatGLMForConditionalGeneration"
+    code = {"AutoModel": f"modeling_chatglm.{name}", "AutoModelForSeq2SeqLM": f"modeling_chatglm.{name}"}
+    assert parameters(_CHATGLM | {"architectures": [name], "auto_map": code}) == parameters(_CHATGLM)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
