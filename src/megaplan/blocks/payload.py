@@ -24,8 +24,8 @@ class Payload(NamedTuple):
         source: Global index of the layer that passes it on.
         readers: Global indices of the layers that read it, rising; the number of layers for the last norm.
         shape: Function from a rank's sizes to the shape of one microbatch's value.
-        kept: How the layer that makes the value keeps it for backward: as its input, as a result kept except under full recompute, or not
-            at all.
+        kept: Way in which the layer that makes the value keeps it for backward: as its input, as a result kept except under full
+            recompute, or not at all.
         dtype: Dtype; None for the dtype of its letter's activations.
         letter: Letter of the layer that passes it on; empty for the stream's dtype.
         has_gradient: False if no gradient flows back, as from a choice of keys.

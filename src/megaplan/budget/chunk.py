@@ -79,7 +79,7 @@ class Chunk:
         held_values: Values that the stage holds for later layers as each unit's forward begins, and while it runs.
         value_sums: Gradient sums of such values that exist when each unit's backward begins.
         offloaded: True for each unit whose kept tensors are in host memory between its forward and its backward.
-        before: For each unit, bytes that earlier units keep on the device while it runs, inputs included; last, the bytes between passes.
+        before: Bytes that earlier units keep on the device while a unit runs, inputs included, by unit; last, the bytes between passes.
             The saved tensors of an offloaded unit leave the device while the next unit runs forward, and return while that unit runs
             backward.
         on_host: Bytes of each offloaded unit in host memory for a microbatch, with aligned tensors.

@@ -182,7 +182,7 @@ class Evaluator:
         return Exact(layout, policy, spans, self.side(spec).clock.step_ns(spec, spans), peak, headroom)
 
     def fitting(self, stack: Stack, memory: Memory, most: int | None = None, *, likely: bool = False) -> Fitting | None:
-        """Of the cuts that fit, the best ones for the busiest slot, or rank; None if it costs more than `most`, fitting or not.
+        """The fitting cuts that are best for the busiest slot, or rank; None if it costs more than `most`, fitting or not.
 
         If they are likely to fit, the budget is checked before the sums of memory, which a fitting split keeps anyway.
         """

@@ -80,7 +80,7 @@ class ResidualPath(NamedTuple):
         shares_input: The block reads the normed input of the block before it.
         holds_shared: No block keeps that input for backward: it exists while the block's forward runs, whose caller names it.
         shared_dtype: Dtype of that input, if it is not the block's, which then casts it.
-        passes_on: How the next block uses the norm; None if that block does not read it.
+        passes_on: Use of the norm by the next block; None if that block does not read it.
         scaled: The block's output is multiplied by a constant.
         streams: Hyper-connections; None for one stream.
         gate_rank: Width inside the gate of the norm before the block; None for no gate.

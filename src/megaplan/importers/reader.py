@@ -244,7 +244,7 @@ class ConfigReader:
 
     @property
     def own_code(self) -> bool:
-        """True if code that comes with the weights builds the model, by what `auto_map` and `architectures` name."""
+        """True if code that is published with the weights builds the model, by what `auto_map` and `architectures` name."""
         code, named = self.value("auto_map"), self.value("architectures")
         mapped = isinstance(code, dict) and any(name.startswith("AutoModel") for name in code)
         return not self.facts.version or mapped or (isinstance(named, list) and any(each != self.facts.model_class for each in named))

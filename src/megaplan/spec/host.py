@@ -177,8 +177,7 @@ class Host(Section):
         attention_dropout: Above 0, unfused attention keeps a mask and dropped probabilities, fused takes longer; Megatron's default is 0.1.
         cublas_workspace_kib: CUBLAS_WORKSPACE_CONFIG, KiB of each of two handles; null for torch's default (Hopper: 32,768).
         distributed_optimizer: Optimizer state is sharded over dp_shard · cp; if off, it is replicated.
-        precision_aware_optimizer: Adam with the dtypes of precision.moments; if its kernel holds fp32 masters, it stores only their lower
-            16 bits.
+        precision_aware_optimizer: Adam with the dtypes of precision.moments; of fp32 masters in its kernel, only the lower 16 bits.
         exp_avg_sq_dtype: Dtype of the optimizer's second moment; null for the first moment's, precision.moments.
         optimizer: Optimizer where optimizer.matrix is adamw: adam, or lion or sgd, which keep one moment.
         optimizer_recipe: fp8 recipe of the optimizer's configuration; null for precision.recipe's, or delayed without one.

@@ -50,9 +50,9 @@ class Names:
         pairs: True if rotary embedding rotates neighbouring dims; ours rotates the two halves. A permutation of rows, equal for queries and
             keys, changes no score.
         index_pairs: True if rotary embedding of indexers does.
-        transposed: Their modules with weights [in, out].
-        groups: Their modules whose rows are groups with rows of each of our modules, and the key of `model` with the number of groups, or
-            `ROWS`.
+        transposed: The other side's modules with weights [in, out].
+        groups: The other side's modules whose rows are groups with rows of each of our modules, and the key of `model` with the number of
+            groups, or `ROWS`.
         shapes: Shapes of their tensors that differ from ours; -1 is all of the elements.
         depths: Names of multi-token prediction; None if no names are public.
         also: A part of their names, and how transformers writes it; both are read.

@@ -18,7 +18,7 @@ EXPERT_BIAS = "expert_bias"
 _CONVOLUTIONS = ("conv1d.weight", ".conv.weight", "conv_qk.weight", "conv_v.weight")
 _BANK_BIAS = "_proj_bias"
 _CORRECTION = "router.correction"
-"""Their stack has a leading dim of expert groups, of size one."""
+"""Correction of the router, whose stack in Hugging Face has a leading dim of expert groups, of size one."""
 _HALVES = ("qk_proj", "conv_qk", "latent_proj")
 """Our modules whose rows are two parts, which are separate modules of theirs."""
 
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 
     Attributes:
         ours: One, or several whose rows are joined.
-        theirs: Their tensor, or several in order: one per expert, or equal parts of the rows.
+        theirs: One tensor of Hugging Face, or several in order: one per expert, or equal parts of the rows.
         shape: Shape of each of their tensors.
         transposed: True if theirs is [in, out].
         groups: Groups of rows in theirs, each with an equal share of rows of every tensor of ours.

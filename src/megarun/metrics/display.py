@@ -23,7 +23,7 @@ from megarun.metrics.records import Evaluated, StepMetrics
 
 LINES_OFF_TERMINAL = 10
 SECONDS_BETWEEN_LINES = 30.0
-"""Without a terminal a step is printed at intervals, so that the log of a long run shows progress."""
+"""Seconds between two printed steps without a terminal, so that the log of a long run shows progress."""
 
 
 @contextmanager

@@ -208,7 +208,7 @@ def test_the_older_switch_of_rotary_positions_stands_beside_the_newer_argument(s
 def test_a_known_argument_that_the_launch_gives_no_meaning_is_not_called_unknown(argument: str) -> None:
     (found,) = errors(f"torchrun pretrain_gpt.py {BARE} {argument}")
     assert found.code == "MP914"
-    assert found.detail == f"{argument}: a spec cannot express this value together with the other arguments of the launch"
+    assert found.detail == f"{argument}: a spec cannot express it with the other arguments of the launch"
     (alone,) = errors(f"torchrun pretrain_gpt.py {BARE} {argument} --num-attention-heads=x")
     assert alone.code == "MP916", "what is read after an error is not judged"
 

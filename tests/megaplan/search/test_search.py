@@ -91,7 +91,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes(monkeypatch):
 
 @pytest.mark.parametrize(("count", "said"), [(2, "--set schedule.num_microbatches=4"), (4, "")])
 def test_a_batch_without_a_sequence_for_every_device_is_noted(count, said):
-    """With the number of microbatches from the note, the note disappears."""
+    """The note disappears with the number of microbatches that it states."""
     found = megaplan.search(
         TINY, f"schedule.num_microbatches={count}", "batch.micro_batch_size=1", devices=4, vary=[], processes=1, seconds=None
     )

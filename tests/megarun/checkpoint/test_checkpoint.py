@@ -175,7 +175,7 @@ def test_damage_is_said_and_the_one_before_is_used(what: str, tmp_path: Path, co
 
 
 def test_a_save_that_was_killed_is_not_a_checkpoint(tmp_path: Path, command: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its leftover files are not listed and not read, and the next save of that step replaces them."""
+    """The leftover files are not listed and not read, and the next save of that step replaces them."""
     assert run(command("run", "--steps", "2")) == 0
     checkpoints = tmp_path / "run" / "checkpoints"
     partial = checkpoints / ".step-00000004.partial"

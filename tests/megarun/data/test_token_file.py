@@ -111,7 +111,7 @@ def test_other_files(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_file_of_a_later_version(token_file: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its kind is not guessed, whatever its header looks like."""
+    """The file's kind is not guessed, whatever its header looks like."""
     assert "4" in refused(token_file(DOCUMENTS, version=4, header_text=b"\xff"), "MP613", capsys)
 
 

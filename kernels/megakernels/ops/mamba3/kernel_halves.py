@@ -139,7 +139,7 @@ def turned_half(  # type: ignore[no-untyped-def]
     `angles` are cosines and sines; `row_places` batch, head and group, and of each row its position, its rank and whether it exists;
     `sizes` positions, heads, ranks, dims and angles; `strides` those of B and C.
     Rows that do not exist are finite: they are multiplied by weights, values or gradients of zero. `ONCE` is for the first operand of a
-    product: from elementwise operations alone the compiler would make it twice, once in the registers that the product reads.
+    product, which the compiler would otherwise make twice, once in the registers that the product reads.
     """
     cosines, sines = angles
     batch, head, group, position, rank, valid = row_places

@@ -170,7 +170,7 @@ class GroupBytes(NamedTuple):
         made_bytes: Whole gradients in the dtype in which autograd makes them.
         reduce_bytes: Reduce-scatter input in `precision.reduce`, padded; the cast that is summed over copies of parameters.
         reduced_bytes: Reduce-scatter output, a padded shard.
-        divided_bytes: With replicas and no sharding, its input divided by the gradient divisor.
+        divided_bytes: The input divided by the gradient divisor, with replicas and no sharding.
         recast_bytes: The output once more, in `precision.grads`, if that is another dtype.
         shard_bytes: Gradient shards in `precision.grads`, padded.
         last_made_bytes: Bytes of the last tensor in `made_bytes`: `foreach_reduce` references it until it returns, on meshes of more than

@@ -328,9 +328,7 @@ class Arguments:
         said = self._said_of(key)
         hints = [f"--ignore {key.replace('_', '-')}"]
         if key in ARGUMENTS:
-            return diagnostic(
-                "MP914", f"{said}: a spec cannot express this value together with the other arguments of the launch", self.at(key), hints
-            )
+            return diagnostic("MP914", f"{said}: a spec cannot express it with the other arguments of the launch", self.at(key), hints)
         if key in MEANT:
             hints = [f"{MEANT[key]} {_shown(value)}".replace(" True", "")]
         elif names_a_tensor(key, value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -60,7 +61,7 @@ def with_yaml_cfg(given: Given, name: str) -> Given:
     """
     path = given.values.get("yaml_cfg")
     places = places_of(path, name) if isinstance(path, str) and not unset_names(path) else []
-    found = next((str(one) for one in places if one.is_file()), None)
+    found = next((str(one) for one in places if os.path.isfile(one)), None)
     if found is None:
         return given
     inner = _yaml(read_text(found), found, given.environment)

@@ -218,7 +218,7 @@ def test_a_release_between_two_takes_the_older():
 
 
 def test_layers_with_a_window_are_a_kind_of_their_own():
-    """With whole blocks 1.5 times the pairs of a window are computed."""
+    """Blocks that are computed in full have 1.5 times the pairs of a window."""
     attention = grouped(32, 8) | {"window_size": 512, "full_layers": [0]}
     work = step(spec_of("AD", 6, 4096, 32000, attention=attention, mlp={"ffn_hidden_size": 14336}))
     assert kinds_in(work.inventory).layers == ("A", "D", "A2", "D", "A2", "D")
