@@ -166,7 +166,7 @@ def _by_term(row: Residual, *, several: bool) -> Iterator[StyledLine]:
     if not shown:
         return
     yield f"  terms of {row.name}{', which is farthest off; --json has all' if several else ''}", ""
-    yield "  times: the time of this one term that would make the modelled step equal the measured one", ""
+    yield "  times: factor of this one term that would give the measured step", ""
     rows = [["term", "before", "after", "times"]]
     for name, term in sorted(shown.items(), key=lambda item: -item[1].after):
         factor = "-" if term.factor is None else f"{term.factor:.2f}"

@@ -16,7 +16,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_FILE = "megaplan.spec.1.schema.json"
 """File name of the schema, which `megaplan new` refers to."""
 ABOUT_EDITOR_KEY = "Where an editor finds this schema; megaplan does not read it."
-_ATTRIBUTE = re.compile(r"^    (\w+): (.+)$", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)$", re.MULTILINE)
 
 
 def spec_schema() -> dict[str, Any]:
@@ -53,10 +53,10 @@ def editor_line(schema_file: str) -> str:
 
 
 def attribute_help(docstring: str) -> tuple[str, dict[str, str]]:
-    """The summary of a class's docstring, and the lines of its attributes."""
+    """The summary of a class's docstring, and the texts of its attributes."""
     text = inspect.cleandoc(docstring)
     about, _, attributes = text.partition("\nAttributes:\n")
-    return about.strip(), dict(_ATTRIBUTE.findall(attributes))
+    return about.strip(), {name: re.sub(r"\n +", " ", text) for name, text in _ATTRIBUTE.findall(attributes)}
 
 
 def _describe(definition: dict[str, Any], section: type[BaseModel]) -> None:

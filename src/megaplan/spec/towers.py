@@ -29,8 +29,7 @@ class Encoder(OptionsSection):
         mlp_bias: Bias on the projections of the MLP.
         qk_norm: RMSNorm over each query and key head.
         rotary: Queries and keys have rotary embedding.
-        grid: Rows and columns of an image's patches: for rotary embedding, whose rows rotate one half of a head's pairs and columns the
-            other; or null.
+        grid: Rows and columns of patches, for rotary embedding: a row rotates half of a head's pairs, a column the rest; or null.
         window_patches: Patches of an attention window; null for the whole image.
         full_layers: Layers of the encoder without the window, rising.
         patch_values: Values of a patch, which one linear projects: channels · frames · height · width.

@@ -11,6 +11,7 @@ import pytest
 from megaplan.budget.init import SlotInit, init_peak
 from megaplan.hosts.megarun.sizes import Uneven, storage_sizes
 from megaplan.hosts.megarun.storage import BlockStorage, Shard, block_storage
+from megaplan.hosts.megarun.towers import RotaryTable
 from megaplan.inventory.build import build_inventory
 from megaplan.spec.load import load_spec
 
@@ -43,7 +44,13 @@ def test_layers_of_one_kind_are_as_layers_one_by_one(seed: int) -> None:
         storages = [draw.choice(kinds) for _ in range(draw.randrange(1, 8))]
         layers = [draw.random() < 0.8 for _ in storages]
         replicated, tensor_parallel, expert_parallel = (sum(each) for each in zip(*[one.resident_bytes for one in storages], strict=True))
-        slot = SlotInit((replicated, tensor_parallel, expert_parallel), storages, layers, draw.randrange(50), draw.choice((0, 30)))
+        slot = SlotInit(
+            (replicated, tensor_parallel, expert_parallel),
+            storages,
+            layers,
+            draw.randrange(50),
+            draw.choice(((), (RotaryTable(8, 30), RotaryTable(4, 20)))),
+        )
         slots.append(slot)
         apart.append(slot._replace(storages=[storage._replace() for storage in storages]))
     for place in product(range(RANKS), range(RANKS)):

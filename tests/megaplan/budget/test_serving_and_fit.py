@@ -175,7 +175,7 @@ def test_every_column_has_its_formula() -> None:
 @pytest.mark.requirement("R-20")
 def test_every_axis_says_what_it_cannot_fix() -> None:
     assert {"pp", "dp_replicate", "dp_shard", "cp", "tp", "sp", "ep", "etp", "recompute", "checkpoint"} <= set(AXES)
-    assert "Expert ownership" in AXES["tp"].cannot_fix
+    assert "Experts per rank" in AXES["tp"].cannot_fix
     assert "Parameters" in AXES["sp"].cannot_fix
     assert "Recurrent state" in AXES["cp"].cannot_fix
     assert "Any dense layer" in AXES["ep"].cannot_fix

@@ -73,5 +73,5 @@ def test_an_import_names_it_with_the_same_hint(megaplan, tmp_path, name, text, w
     path = tmp_path / name
     path.write_text(text)
     ran = megaplan("import", "megatron", str(path))
-    assert f"is of {what}" in ran.err
+    assert f"belongs to {what}" in ran.err
     assert f"hint: {hint}\n" in ran.err

@@ -182,7 +182,7 @@ def test_gpus_that_a_line_of_python_counts(line: str, gpus: int, counted: str) -
     run = RUN.replace("--nproc_per_node 1", "--nproc_per_node $GPUS")
     found = import_megatron(f'{line}GPUS=$(python -c "{counted}")\n{run} {NULL}\n', "x.sh")
     assert found.loaded.spec.mesh.world_size == gpus
-    assert any("is read as one of 8 GPUs" in said for said in details(found)) is (not line)
+    assert any("taken to be 8, one node" in said for said in details(found)) is (not line)
 
 
 def test_other_lines_of_python_are_not_known() -> None:

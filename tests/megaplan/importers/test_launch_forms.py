@@ -210,7 +210,7 @@ def test_a_run_of_maxtext_has_its_own_command(text: str) -> None:
 def test_another_front_end_is_named_in_one_error(text: str, name: str, command: str) -> None:
     (found,) = errors(text)
     assert (found.code, found.hints[0]) == ("MP926", command)
-    assert f"is of {name}, whose model" in found.detail
+    assert f"belongs to {name}, which takes the model" in found.detail
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_another_front_end_is_named_in_one_error(text: str, name: str, command: 
 def test_a_program_in_python_is_named_in_one_error(text: str, name: str) -> None:
     (found,) = errors(text, name)
     assert (found.code, found.location.line) == ("MP926", None)
-    assert f"{name} is a program in Python" in found.detail
+    assert f"{name} is a Python program" in found.detail
     assert found.hints[0].startswith("megaplan import megatron LAUNCH.sh")
     assert found.hints[1].startswith("megaplan import megatron run_config.yaml")
 

@@ -60,7 +60,7 @@ def test_a_script_that_counts_the_machines_gpus_is_of_a_whole_node(asks: str) ->
     text = f"GPUS=$({asks})\ntorchrun --nproc_per_node $GPUS pretrain_gpt.py {PLAIN} --global-batch-size $((4 * GPUS))"
     loaded = import_megatron(text, "launch.sh").loaded
     assert (loaded.spec.mesh.world_size, loaded.spec.global_batch_size) == (8, 32)
-    assert any("is read as one of 8 GPUs" in found.detail for found in loaded.diagnostics)
+    assert any("taken to be 8, one node" in found.detail for found in loaded.diagnostics)
 
 
 def test_other_questions_to_nvidia_smi_are_for_a_run_alone() -> None:

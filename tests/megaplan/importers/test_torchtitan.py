@@ -177,7 +177,7 @@ def test_stages_of_2026():
         ("[compile]", '[activation_checkpoint]\nselective_ac_option = "each"\n[compile]', "MP916", "op, or how many"),
         ("[compile]", f'[activation_checkpoint]\nselective_ac_option = "{"9" * 5000}"\n[compile]', "MP916", "op, or how many"),
         ("[compile]", "expert_parallel_degree = 2\n[compile]", "MP914", "no experts"),
-        ("[compile]", "disable_loss_parallel = true\n[compile]", "MP914", "whole logits"),
+        ("[compile]", "disable_loss_parallel = true\n[compile]", "MP914", "full logits"),
         ("[model]", "[model", "MP916", "no TOML or JSON"),
         ("[compile]", 'pipeline_parallel_degree = 32\npipeline_parallel_schedule = "1F1B"\n[compile]', "MP914", "28 blocks on 32 stages"),
         (

@@ -204,7 +204,7 @@ def codes(function, **given):
         ("muon", "MP932", "optimizer"),
         ("typo", "MP913", "tensor_paralel_degree"),
         ("muons", "MP914", "optimizer.param_groups"),
-        ("converted", "MP932", "is made by to_graph_trainer_config, which is not in the file"),
+        ("converted", "MP932", "is built by to_graph_trainer_config, which is not in the file"),
         (None, "MP933", "--config base"),
         ("absent", "MP933", "absent"),
     ],

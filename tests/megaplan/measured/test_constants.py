@@ -234,7 +234,7 @@ def test_results_without_their_versions_are_refused(one_run, tmp_path):
     with pytest.raises(MegaplanError, match="does not say triton"):
         measured_constants(specs, lines)
     Path(lines).write_text("no json")
-    with pytest.raises(MegaplanError, match="is not JSON"):
+    with pytest.raises(MegaplanError, match="is neither JSON nor JSON lines"):
         measured_constants(specs, lines)
 
 

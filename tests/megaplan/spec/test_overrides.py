@@ -212,7 +212,7 @@ def test_a_finding_points_at_the_value_that_counts(refused: Refused) -> None:
 def test_a_section_does_not_replace_a_key_that_was_set(refused: Refused) -> None:
     (found,) = refused(overrides=("mesh.tp=2", "mesh={pp: 2}"))
     assert found.code == "MP143"
-    assert found.detail == "mesh.tp is set, and mesh after it replaces the whole section"
+    assert found.detail == "mesh.tp is set, but mesh after it replaces the whole section"
 
 
 def test_arguments_and_file_are_reported_together(refused: Refused) -> None:

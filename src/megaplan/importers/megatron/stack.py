@@ -257,7 +257,7 @@ def _refuse_stages(launch: Arguments, given: dict[str, int], layers: int, pp: in
         stages = pp * per
     whole = f"{layers} layers" + (f" and {' and '.join(counted)}" if counted else "")
     fits = _fitting_layers(layers, pp, stages, counted, alone=not (per or virtual > 1))
-    launch.cannot("num_layers", f"{whole} is not a multiple of {counts}: {total} % {stages} = {total % stages}", fits)
+    launch.cannot("num_layers", f"{whole} do not divide over {counts}: {total} % {stages} = {total % stages}", fits)
 
 
 def _fitting_layers(layers: int, pp: int, stages: int, counted: list[str], *, alone: bool) -> str:
