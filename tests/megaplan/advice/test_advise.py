@@ -83,7 +83,7 @@ def test_a_split_by_step_time_is_advised_with_its_own_cuts() -> None:
     "changes",
     [
         ("mesh.dp_shard=4096", "batch.micro_batch_size=16"),
-        ("model.num_layers=1000", "mesh.pp=8", "mesh.dp_shard=64"),
+        pytest.param(("model.num_layers=1000", "mesh.pp=8", "mesh.dp_shard=64"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

@@ -35,18 +35,20 @@ BANKS = [("swiglu", True, 4), ("relu2", False, 1)]
 """Activation, biases and slots."""
 
 
-@pytest.mark.parametrize(
+IN_EIGHT_BITS = pytest.mark.parametrize(
     ("recipe", "kernels"),
     [
-        ("fp8_rowwise", "triton"),
         ("fp8_delayed", "triton"),
         ("fp8_current", "reference"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("fp8_current", "triton"), ("fp8_rowwise", "reference"), ("fp8_delayed", "reference"))
+            for each in (("fp8_rowwise", "triton"), ("fp8_current", "triton"), ("fp8_rowwise", "reference"), ("fp8_delayed", "reference"))
         ),
     ],
 )
+
+
+@IN_EIGHT_BITS
 @pytest.mark.parametrize(("activation", "bias", "top_k"), BANKS)
 def test_banks_in_eight_bits(recipe: str, kernels: str, activation: str, bias: bool, top_k: int) -> None:
     """Bytes to 5 %, FLOPs to 7 %, which fill each expert's rows up to a multiple of 16, launches to 7 %, with the sums over slots."""
@@ -93,18 +95,7 @@ def scaled_passes(source: Any) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("recipe", "kernels"),
-    [
-        ("fp8_rowwise", "triton"),
-        ("fp8_delayed", "triton"),
-        ("fp8_current", "reference"),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("fp8_current", "triton"), ("fp8_rowwise", "reference"), ("fp8_delayed", "reference"))
-        ),
-    ],
-)
+@IN_EIGHT_BITS
 def test_linears_in_eight_bits(recipe: str, kernels: str) -> None:
     """Bytes to 5 %, FLOPs exactly, launches to 10 %; in plain torch 7 and 14 %."""
     attention, mlp = {"kind": "gqa", "num_heads": 8, "num_kv_heads": 4, "head_dim": 128}, {"ffn_hidden_size": 2816, "activation": "swiglu"}

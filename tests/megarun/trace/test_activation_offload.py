@@ -35,7 +35,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+IN_CI = ("alone", "alone-recompute", "alone-one-family", "loop", "line-ep", "gpipe-depth")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])
 def test_layers_in_host_memory_hold_what_the_estimate_says(job_with: Any, name: str) -> None:
     job = job_with({**MODEL, "batch": {"micro_batch_size": 1, "seq_length": 64}, **CASES[name]})
     for group in build_budget(job.spec, job.inventory, job.layout).ranks:

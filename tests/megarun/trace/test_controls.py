@@ -66,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
     "units-replicas": {"mesh": {"dp_replicate": 2}, "sharding.wrap": 2, "schedule.num_microbatches": 2},
 }
 
-IN_CI = ("units", "units-experts", "units-pipeline", "both", "parts-pipeline", "stages-pipeline", "stages-whole", "ahead-last-experts")
+IN_CI = ("units", "units-experts", "both", "stages-pipeline", "stages-whole", "ahead-last-experts")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])

@@ -68,7 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
     "wide-one": WIDE | {"schedule.num_microbatches": 2},
 }
 SLOW = (
-    *("layer-norms-recompute", "wide-tp-recompute", "wide-one", "narrow-zbv", "wide-pp"),
+    *("layer-norms-recompute", "wide-tp-recompute", "wide-one", "narrow-zbv", "wide-pp", "fp16-router-losses", "recipe-pp"),
     *("recipe-narrow-packed", "shared-norm-zbv", "shared-norm-recipe", "shared-norm-of-three"),
 )
 

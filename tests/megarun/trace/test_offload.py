@@ -35,7 +35,7 @@ CASES: dict[str, tuple[float, dict[str, Any]]] = {
     "copies": (0.4, {**MUON, "mesh": {"dp_replicate": 2}, "sharding.mode": "ddp"}),
     "graphs": (1.0, {**MUON, "host.kernels": "triton"}),
 }
-IN_CI = ("graphs", "uneven-muon")
+IN_CI = ("graphs", "lora", "low")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])

@@ -37,8 +37,14 @@ BF16 = {"precision": {"params": "bf16"}}
         pytest.param(images(True, True) | {"mesh.dp_replicate": 2}, id="trained"),
         pytest.param(images(False, True) | BF16 | {"mesh.pp": 2, "schedule": FOUR}, id="frozen-encoder-pp2"),
         pytest.param(images(True, False, WINDOWS) | {"recompute.towers": "selective"}, id="frozen-projector-selective"),
-        pytest.param(images(True, True, WINDOWS, POOLED) | BF16 | {"recompute.towers": "full", "schedule": FOUR}, id="full"),
-        pytest.param(images(True, True, {"norm": "layernorm"}, FOURS) | BF16 | {"mesh.pp": 2, "schedule": FOUR}, id="layer-norms-pp2"),
+        pytest.param(
+            images(True, True, WINDOWS, POOLED) | BF16 | {"recompute.towers": "full", "schedule": FOUR}, id="full", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            images(True, True, {"norm": "layernorm"}, FOURS) | BF16 | {"mesh.pp": 2, "schedule": FOUR},
+            id="layer-norms-pp2",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(images(True, True) | ZERO_BUBBLE, id="peak-in-the-projector"),
         pytest.param(
             images(True, True, WINDOWS | ROTARY | {"window_patches": 4}) | {"recompute.towers": "selective"}, id="rotary-selective"
@@ -52,7 +58,11 @@ BF16 = {"precision": {"params": "bf16"}}
         pytest.param(images(True, True) | {"mesh": {"tp": 2}}, id="tp2"),
         pytest.param(images(True, True, projection=FOURS) | SPLIT | {"mesh.pp": 2, "schedule": FOUR}, id="split-tp2-pp2"),
         pytest.param(images(False, True, WINDOWS) | SPLIT | BF16, id="split-tp2-frozen-encoder"),
-        pytest.param(images(True, False, ROTARY | SMALL_WINDOWS, POOLED) | SPLIT | {"recompute.towers": "full"}, id="split-tp2-full"),
+        pytest.param(
+            images(True, False, ROTARY | SMALL_WINDOWS, POOLED) | SPLIT | {"recompute.towers": "full"},
+            id="split-tp2-full",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(images(True, True) | SPLIT | {"recompute.towers": "selective", "mesh.cp": 2}, id="split-tp2-cp2-selective"),
         pytest.param(images(False, False) | SPLIT | {"lora": {"rank": 3, "alpha": 6.0}}, id="split-tp2-lora"),
         pytest.param(images(True, True) | {"mesh": {"cp": 2}} | BF16, id="cp2"),

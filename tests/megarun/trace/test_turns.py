@@ -48,7 +48,10 @@ def overrides(case: dict[str, Any]) -> dict[str, Any]:
     return {**MODEL, "batch": {"micro_batch_size": 1, "seq_length": 64}, **case, "host": {"moe_overlap": True, **case.get("host", {})}}
 
 
-@pytest.mark.parametrize("name", CASES)
+IN_CI = ("v", "v-depths", "v-slices", "v-few-rows", "line-recompute", "loop", "mirror-shared", "mirror-tied-ddp")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow) for name in CASES])
 def test_pairs_in_turns_hold_what_the_estimate_says(job_with: Any, name: str) -> None:
     compare_distinct_ranks(job_with(overrides(CASES[name])))
 
