@@ -32,8 +32,8 @@ def folders_above(path: str) -> list[Path]:
     return list(Path(path).resolve().parents)[:MOST_FOLDERS]
 
 
-def places_of(path: str, name: str) -> list[Path]:
-    """The places of a file that a launch names: its path, and the longest ends of that in the launch's folders and above.
+def file_of(path: str, name: str) -> str | None:
+    """The file that a launch names: at its path, or at the longest end of that in the launch's folder and those above; None if absent.
 
     Args:
         path: Path of the file in the launch.
@@ -42,7 +42,8 @@ def places_of(path: str, name: str) -> list[Path]:
     parts, folders = Path(path).parts, folders_above(name)
     ends = [Path(*parts[start:]) for start in range(parts[0] == "/", len(parts))] if parts else []
     above = [folder / end for end in ends[:-1] for folder in folders]
-    return [Path(path), *above, *(folders[0] / end for end in ends[-1:] if folders)]
+    places = (Path(path), *above, *(folders[0] / end for end in ends[-1:] if folders))
+    return next((str(place) for place in places if os.path.isfile(place)), None)
 
 
 def model_file(path: str) -> str:

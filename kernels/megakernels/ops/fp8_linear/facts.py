@@ -105,9 +105,10 @@ class ScaledLinears(NamedTuple):
         """Scales of the kept copy: of the columns that the weight gradient's product has, or one."""
         return padded(self.width) if self.by_row else 1
 
-    def keeping_bytes(self, rows: int) -> int:
-        """Bytes inside the operation that makes the kept copy of `rows` tokens."""
-        return self._making(rows, self.width, BY_COLUMN)
+    @property
+    def keeping_bytes(self) -> int:
+        """Bytes inside the operation that makes the kept copy."""
+        return self._making(self.rows, self.width, BY_COLUMN)
 
     def forward_bytes(self, *, given: bool) -> int:
         """Bytes inside the products, with the input's copy given or made inside; one weight's copy exists at a time."""
@@ -191,11 +192,12 @@ class BlockLinears(NamedTuple):
         count = ceil_div(self.rows, BLOCKS[self.scaling]) * padded(self.width)
         return count * BLOCK_SCALE_BYTES[self.scaling] + (SCALE_BYTES if self.scaling == "nvfp4" else 0)
 
-    def keeping_bytes(self, rows: int) -> int:
-        """Bytes inside the operation that makes the kept copy of `rows` tokens, which is allocated last."""
-        values, kept = self._values(self.width, rows), rows * self.kept_shape(rows)[1]
+    @property
+    def keeping_bytes(self) -> int:
+        """Bytes inside the operation that makes the kept copy, which is allocated last."""
+        values, kept = self._values(self.width, self.rows), self.rows * self.kept_shape(self.rows)[1]
         last = values // 2 + 2 * SCALE_BYTES if self.scaling == "nvfp4" else kept
-        return values + max(self._making(self.width, rows), last) - kept
+        return values + max(self._making(self.width, self.rows), last) - kept
 
     def forward_bytes(self, *, given: bool) -> int:  # noqa: ARG002  (as for other scalings)
         """Bytes inside the products; the input's copy is never given."""

@@ -8,7 +8,6 @@ deepspeedai/Megatron-DeepSpeed; `runtime/config.py`, `runtime/zero/config.py`, `
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from math import prod
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from megaplan.errors import MegaplanError
 from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.unset import readable, unset_names
-from megaplan.spec.read import places_of, read_text
+from megaplan.spec.read import file_of, read_text
 
 CONFIG = "deepspeed_config"
 OWN_MODULES = "own_modules"
@@ -56,10 +55,9 @@ def with_config(values: Mapping[str, Any], name: str, written: Mapping[str, str]
     if not values.get("deepspeed") or not isinstance(path, str):
         return dict(values)
     text = written.get(path)
-    own = [] if unset_names(path) else places_of(path, name)
+    found = None if text is not None or unset_names(path) else file_of(path, name)
     try:
-        found = next((one for one in own if text is None and os.path.isfile(one)), None)
-        config = json.loads(read_text(str(found)) if found is not None else text or "")
+        config = json.loads(read_text(found) if found is not None else text or "")
     except (OSError, ValueError, RecursionError, MegaplanError):
         return dict(values)
     return {**values, CONFIG: config} if isinstance(config, dict) else dict(values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from megaplan.importers.megatron.sections import in_sections, is_flagscale, read
 from megaplan.importers.megatron.unset import unset_names
 from megaplan.importers.primus import modules_of
 from megaplan.spec.document import Document, parse_document
-from megaplan.spec.read import display_name, places_of, read_text
+from megaplan.spec.read import display_name, file_of, read_text
 
 _YAML_KEY = re.compile(r"^\s*(?:-{0,2})[A-Za-z_][\w.-]*:(\s|$)|^\s*\{")
 _FENCE = re.compile(r"^\s*```\w*[ \t]*$", re.MULTILINE)
@@ -60,8 +59,7 @@ def with_yaml_cfg(given: Given, name: str) -> Given:
     Source: `megatron/training/initialize.py` of NVIDIA/Megatron-LM.
     """
     path = given.values.get("yaml_cfg")
-    places = places_of(path, name) if isinstance(path, str) and not unset_names(path) else []
-    found = next((str(one) for one in places if os.path.isfile(one)), None)
+    found = file_of(path, name) if isinstance(path, str) and not unset_names(path) else None
     if found is None:
         return given
     inner = _yaml(read_text(found), found, given.environment)
