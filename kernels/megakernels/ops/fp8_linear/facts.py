@@ -105,7 +105,6 @@ class ScaledLinears(NamedTuple):
         """Scales of the kept copy: of the columns that the weight gradient's product has, or one."""
         return padded(self.width) if self.by_row else 1
 
-    @property
     def keeping_bytes(self) -> int:
         """Bytes inside the operation that makes the kept copy."""
         return self._making(self.rows, self.width, BY_COLUMN)
@@ -192,7 +191,6 @@ class BlockLinears(NamedTuple):
         count = ceil_div(self.rows, BLOCKS[self.scaling]) * padded(self.width)
         return count * BLOCK_SCALE_BYTES[self.scaling] + (SCALE_BYTES if self.scaling == "nvfp4" else 0)
 
-    @property
     def keeping_bytes(self) -> int:
         """Bytes inside the operation that makes the kept copy, which is allocated last."""
         values, kept = self._values(self.width, self.rows), self.rows * self.kept_shape(self.rows)[1]

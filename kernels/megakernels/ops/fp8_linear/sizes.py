@@ -29,7 +29,7 @@ def quantize_scratch(x: Tensor, scaling: str, _numbers: object) -> int:
     """Bytes inside `fp8_quantize`."""
     rows, columns = x.numel() // x.shape[-1], x.shape[-1]
     if scaling in BLOCKS:
-        return BlockLinears(rows, columns, (), x.itemsize, scaling).keeping_bytes
+        return BlockLinears(rows, columns, (), x.itemsize, scaling).keeping_bytes()
     return making_bytes(rows, columns, {"columns": BY_COLUMN, DELAYED: GIVEN}.get(scaling, WHOLE), x.itemsize, fused=_fused(x))
 
 

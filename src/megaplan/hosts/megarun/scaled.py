@@ -136,7 +136,7 @@ def _storages(call: Call, product: ScaledLinears | BlockLinears, own_rows: int) 
         found[LOW] = _copy(product.kept_shape(own_rows), Column.ACTIVATIONS)
         size, count = product.scale_bytes, product.num_scales
         found[SCALES] = size * count, Column.ACTIVATIONS, (count,), DType.FP8 if size == 1 else DType.FP32, Basis.EXACT
-        found[IN_KEEPING] = _inside(product.keeping_bytes)
+        found[IN_KEEPING] = _inside(product.keeping_bytes())
         if call.gathered is not None:
             found[WHOLE] = _copy(product.kept_shape(product.rows), Column.ACTIVATIONS)
             found[GATHERED] = _copy(product.kept_shape(product.rows), Column.COMMUNICATION)
