@@ -169,6 +169,7 @@ class Served:
         hidden_size: Width of the residual stream.
         alone: The spec as one tensor group runs it, if that leaves its domain; else None.
         host_ns: Time of the host in a step that no kernel hides.
+        eager_ns: Time of the host to launch a layer of the pattern outside graphs, while the device works; 0 in captured graphs.
     """
 
     rates: Rates
@@ -184,6 +185,7 @@ class Served:
     hidden_size: int
     alone: Spec | None
     host_ns: int = 0
+    eager_ns: int = 0
 
     @property
     def token_bytes(self) -> int:
@@ -195,13 +197,15 @@ class Served:
         pp = self.degrees[1]
         batch /= pp  # each stage works on a different batch
         touched, top_k = self.experts
-        share = 1 - (1 - 1 / touched) ** (batch * top_k)
+        sharing = max(1, self.degrees[2] // self.degrees[0])  # tensor groups whose tokens reach this rank's experts
+        share = 1 - (1 - 1 / touched) ** (batch * sharing * top_k)
         read = self.read_bytes + self.expert_bytes * share
         products = max(self.rates.memory_ns(ceil(read)), self.rates.compute_ns(ceil(self.flops * batch), "D", self.dtype))
         cache = sum(each.count * each.token_bytes * min(context, each.window or context) for each in self.cached)
         moved = self.rates.memory_ns(ceil(batch * (cache + 2 * self.state_bytes)))
         launches = KERNELS_OF_LAYER * self.num_layers * self.rates.launch_ns
-        return (products + moved + launches + self.host_ns + self._reductions_ns(batch)) * NS
+        device = products + moved + launches + self._reductions_ns(batch)
+        return (max(device, self.eager_ns * self.num_layers) + self.host_ns) * NS
 
     def prefill_seconds(self, tokens: float, flops: int) -> float:
         """Seconds to read `tokens` tokens of prompts; `flops` are the whole model's FLOPs per token, attention included."""

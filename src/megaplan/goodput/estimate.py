@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import ceil
 
 from megaplan.budget.values import Budget
 from megaplan.columns import Basis
 from megaplan.diagnostics import refuse
+from megaplan.errors import MegaplanError
 from megaplan.goodput.checkpoints import CLASSES, STATES_IN_MEMORY, CheckpointSizes, StorageTime, checkpoint_sizes, storage_times
 from megaplan.goodput.figures import RunFigure, figures, given
 from megaplan.goodput.job import Job, Saving, saving_to, saving_to_peers
@@ -91,21 +93,25 @@ class _Estimate:
         self.storages = storage_times(spec, sizes)
         self.faults = faults_of(spec, step.seconds)
         self.job = self.job_with(steps.cadence)
-        if not self.job.shares.useful:
-            raise refuse(
-                "MP472",
-                f"an interruption every {format_figure(1 / self.faults.rate)} s,"
-                f" a recovery of {format_figure(self.job.recovery.seconds)} s, a save of {format_figure(self.job.saving.write)} s",
-                f"--mtbf {figures()['mtbf_hours'].value:g}h",
-                key="run.mtbf",
-            )
+        if hopeless := [job for job in (self.job, *self._ends) if not job.shares.useful]:
+            raise self._endless(hopeless[0])
+
+    def _endless(self, job: Job) -> MegaplanError:
+        """MP472 for a job that completes no save, with times between interruptions in which it completes one."""
+        cycle = job.interruptions.cycle(job.interval * job.step)
+        needed = (cycle + job.saving.write + job.recovery.seconds) * self.spec.mesh.world_size / HOUR
+        detail = (
+            f"an interruption every {format_figure(1 / self.faults.rate)} s, a recovery of {format_figure(job.recovery.seconds)} s,"
+            f" a save of {format_figure(job.saving.write)} s every {format_figure(cycle)} s"
+        )
+        return refuse("MP472", detail, f"--mtbf {ceil(max(needed, figures()['mtbf_hours'].value))}h", key="run.mtbf")
 
     def job_with(self, seconds: float, storage: StorageTime | None = None) -> Job:
         """The job with a given time per step, with copies in memory, or with checkpoints in the run's storage or another one."""
         if self.in_memory and storage is None:
             return self.job_in_memory(seconds)
         saving = saving_to(self.spec, self.sizes, storage or self.storages[self.run.storage])
-        interval = None if self.run.interval is None else max(1, round(self.run.interval / seconds))
+        interval = None if self.run.interval is None else max(1, round(self.run.interval / self.steps.cadence))
         return self._job(saving, seconds, None if interval is None else min(interval, self.steps.num_steps))
 
     def job_in_memory(self, seconds: float) -> Job:
@@ -169,7 +175,7 @@ class _Estimate:
             recovery_seconds=job.recovery.seconds,
             interval=self._interval(),
             checkpoints=self._checkpoints(),
-            gains=tuple(sorted(self._changes(), key=lambda change: -change.goodput)),
+            gains=tuple(sorted((each for each in self._changes() if each.goodput), key=lambda change: -change.goodput)),
             figures=tuple(NamedFigure(each.name, each.value, each.unit, str(each.basis), each.source) for each in self._figures(named)),
         )
 

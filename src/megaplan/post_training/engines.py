@@ -28,6 +28,8 @@ SHARED = "shared"
 SECOND_NS = 10**9
 COMMUNICATORS = "nccl"
 SETTINGS = ("memory_fraction", "max_sequences", "batched_tokens", "block_size")
+LARGEST_FRACTION, MOST_RANKS = 0.9, 64
+"""Fraction of a device, and ranks of a tensor group, up to which MP852 proposes more."""
 STREAM_WIDTHS = 6
 """Tensors of the residual stream's width that an engine's forward has at a time."""
 
@@ -118,13 +120,13 @@ def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemor
     pages = max(room, 0) // page if page else 0
     if room < 0 or (page and pages * block < longest):
         needed = int(-(-longest // block) * page)
-        of_device = f"memory_fraction {fraction:g} of {format_bytes(device.capacity.value)}"
-        raise _without_room(plan, f"{of_device} leaves {format_bytes(room)}", parameters, f"{longest:,.0f}", needed)
+        raise _without_room(plan, device.capacity.value, room, parameters, f"{longest:,.0f}", needed)
     columns = {
         "engine_parameters": parameters, "kv_cache": pages * page, "recurrent_states": states, "engine_activations": activations,
         "engine_graphs": graphs, "engine_context": context,
     }  # fmt: skip
-    model = replace(served(merged, inventory, degrees, dtype, given.kv_dtype), host_ns=_host_ns(known))
+    eager = 0 if given.graphs else _ns(known, "eager_layer_seconds")
+    model = replace(served(merged, inventory, degrees, dtype, given.kv_dtype), host_ns=_ns(known, "host_step_seconds"), eager_ns=eager)
     return EngineMemory(columns, pages * block, model, degrees, sequences, batched, bool(setting(plan, "prefix_cache")))
 
 
@@ -143,17 +145,17 @@ def serving_times(spec: Spec, inventory: Inventory) -> ServingTimes | None:
         return None
     known, degrees = engine_figures("vllm"), serving_degrees(spec)
     tp, pp, ep = degrees
-    model = replace(served(spec, inventory, degrees, spec.precision.params, serving.kv_dtype), host_ns=_host_ns(known))
+    model = replace(served(spec, inventory, degrees, spec.precision.params, serving.kv_dtype), host_ns=_ns(known, "host_step_seconds"))
     flops = forward_flops(spec, inventory, serving.context_length)
     seconds = model.decode_seconds(serving.batch_size, serving.context_length), model.prefill_seconds(serving.context_length, flops)
     decode, prefill = (int(each * SECOND_NS) for each in seconds)
     low, high = known["iteration_low"].value, known["iteration_high"].value
-    return ServingTimes(decode, prefill, serving.batch_size, pp * max(tp, ep), low, high)
+    return ServingTimes(decode, prefill, serving.batch_size * max(1, ep // tp), pp * max(tp, ep), low, high)
 
 
-def _host_ns(known: dict[str, RunFigure]) -> int:
-    """Time of the host in a decoding step that no kernel hides."""
-    return int(known["host_step_seconds"].value * SECOND_NS)
+def _ns(known: dict[str, RunFigure], name: str) -> int:
+    """A time of the host in whole nanoseconds."""
+    return int(known[name].value * SECOND_NS)
 
 
 def _with_states(sequences: int, state: int, room: int) -> int:
@@ -161,12 +163,18 @@ def _with_states(sequences: int, state: int, room: int) -> int:
     return max(1, min(sequences, room // state)) if state else sequences
 
 
-def _without_room(plan: PostTraining, left: str, parameters: int, longest: str, needed: int) -> MegaplanError:
+def _without_room(plan: PostTraining, capacity: int, room: int, parameters: int, longest: str, needed: int) -> MegaplanError:
+    """MP852, with a larger fraction if that is enough, else with the ranks of a tensor group whose shares of the parameters leave room."""
+    fraction, key, tp = setting(plan, "memory_fraction"), "post_training.rollout.memory_fraction", 2 * plan.rollout.tp
     detail = (
-        f"{left} for the cache after {format_bytes(parameters)} of parameters, and one sequence of {longest} tokens takes"
-        f" {format_bytes(needed)}"
+        f"memory_fraction {fraction:g} of {format_bytes(capacity)} leaves {format_bytes(room)} for the cache after"
+        f" {format_bytes(parameters)} of parameters, and one sequence of {longest} tokens takes {format_bytes(needed)}"
     )
-    return refuse("MP852", detail, f"--set post_training.rollout.tp={2 * plan.rollout.tp}", key="post_training.rollout.memory_fraction")
+    if needed - room <= (LARGEST_FRACTION - fraction) * capacity:
+        return refuse("MP852", detail, f"--set {key}={LARGEST_FRACTION:g}", key=key)
+    while tp < MOST_RANKS and parameters * plan.rollout.tp // tp + needed > room + parameters:
+        tp *= 2
+    return refuse("MP852", detail, f"--set post_training.rollout.tp={tp}", key=key)
 
 
 def setting(plan: PostTraining, name: str) -> float:

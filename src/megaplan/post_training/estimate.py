@@ -48,7 +48,8 @@ class _Estimate:
         self.sleep = (2 if self.colocated else 0) if self.plan.rollout.sleep is None else self.plan.rollout.sleep
         self.rates = [rates_of(job.spec), *([rates_of(job.rollout_spec)] if self.plan.rollout.device is not None else [])]
         self.known = engine_figures(self.plan.rollout.engine)
-        self.memory = tuple(Loop(job, job.budget(), self.engine, self.sleep).phases())
+        self.loop = Loop(job, job.budget(), self.engine, self.sleep)
+        self.memory = tuple(self.loop.phases())
 
     @property
     def rollout_devices(self) -> int:
@@ -147,8 +148,8 @@ class _Estimate:
         basis += f", {1000 * of_layer:g} ms of the host for a pass of an MoE layer" if self.job.expert_layers else ""
         yield self._timed("sync", "all", self._sync_seconds(), MODELLED)
         yield self._timed("rollout", "all" if self.colocated else "rollout", generation.seconds, MODELLED)
-        if self.colocated and (moved := self._moved_bytes()):
-            copied = 2 * moved / figures()["copy_bytes_per_second"].value
+        if self.colocated and (moved := self.loop.copied_bytes()):
+            copied = moved / figures()["copy_bytes_per_second"].value
             yield self._timed("offload", "all", copied, "bytes over the measured rate of a device's link")
         launched = of_layer * self.job.expert_layers
         forward = loop * self.job.forward_seconds(step) + launched
@@ -198,13 +199,6 @@ class _Estimate:
         """Time of bytes between the pools, by the slower device's links: the node's, or between types of devices the network's."""
         return max(rates.node_ns(moved) if inside else rates.network_ns(moved) for rates in self.rates)
 
-    def _moved_bytes(self) -> int:
-        """The most bytes that a device sends to the host, and gets back, in an iteration."""
-        phases = {phase.name: phase for phase in self.memory}
-        trained, away = phases["training"].columns, phases["rollout"].columns
-        moved = sum(max(0, trained.get(key, 0) - away.get(key, 0)) for key in ("policy_parameters", "policy_optimizer"))
-        return moved + (self.engine.columns["engine_parameters"] if self.sleep == 1 else 0)
-
     def _iteration(self, times: tuple[TimePhase, ...]) -> Spread:
         ends = []
         for end in ("value", "low", "high"):
@@ -252,8 +246,9 @@ class _Estimate:
     def _figures(self) -> Iterator[RunFigure]:
         rollout = self.plan.rollout
         given = {"memory_fraction", "max_sequences", "batched_tokens", "block_size", "prefix_cache"}
+        idle = "eager_layer_seconds" if rollout.graphs else "graph_bytes"
         for name, figure in self.known.items():
-            if name not in given or getattr(rollout, name) is None:
+            if name != idle and (name not in given or getattr(rollout, name) is None):
                 yield figure
         yield figures()["copy_bytes_per_second"]
         device = device_of(self.job.rollout_spec.device)

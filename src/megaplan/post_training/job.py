@@ -14,7 +14,7 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.layout.build import Spans, build_layout
 from megaplan.layout.step_time import PlannedTime, planned_time, step_to_time
 from megaplan.post_training.lengths import Lengths
-from megaplan.schedules import runnable_microbatches
+from megaplan.schedules import MAX_REPLAYED, runnable_microbatches
 from megaplan.spec.models import Spec
 from megaplan.spec.post_training import PostTraining
 
@@ -99,7 +99,9 @@ class TrainingJob:
         """
         time = planned_time(self.spec, self.spans, self.inventory)
         if isinstance(time, str):
-            raise refuse("MP471", f"the step of {self.spec.name} is not timed: {time}", "megaplan estimate SPEC")
+            fewer = self.plan.policy.updates * ceil(self.spec.num_actions / MAX_REPLAYED)
+            hint = f"--set post_training.policy.updates={fewer}" if self.spec.num_actions > MAX_REPLAYED else "megaplan estimate SPEC"
+            raise refuse("MP471", f"the step of {self.spec.name} is not timed: {time}", hint)
         once = sum(time.terms.get(name, 0.0) for name in ONCE)
         share = (once + max(time.seconds - once, 0.0) * self.filled) / time.seconds
         time = time._replace(seconds=time.seconds * share, low=time.low * share, high=time.high * share)

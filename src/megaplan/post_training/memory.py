@@ -24,12 +24,15 @@ BUFFERS = (Column.COMMUNICATION, Column.WORKSPACE)
 FORWARD_WIDTHS = 8
 """Tensors of the residual stream's width that a layer's forward has at a time."""
 CHUNK = 1024
+CACHES = ("kv_cache", "recurrent_states")
+"""Columns of an engine that it allocates after its parameters where `sync` is staged."""
 STAYS_ASLEEP = ("engine_graphs", "engine_context")
 """Columns of an engine that stay on the device while it sleeps."""
 Bytes = dict[str, int]
 OfRank = Callable[[RankBudget], Bytes]
 NOTHING: frozenset[str] = frozenset()
 WEIGHTS = frozenset({"parameters"})
+FROZEN = frozenset({"reference", "reward"})
 TRAINED = frozenset({"parameters", "gradients", "optimizer"})
 """Parts of the trainer that a phase works with."""
 
@@ -54,7 +57,7 @@ class Loop:
         buckets = {"sync_buckets": 2 * plan.sync.bucket_bytes}
         awake, asleep = self.engine.columns, self._asleep
         staged = plan.sync.staged and self.sleep > 0
-        loading = {key: size for key, size in awake.items() if not staged or key != "kv_cache"}
+        loading = {key: size for key, size in awake.items() if not staged or key not in CACHES}
         if self.colocated:
             yield self._phase("sync", pool, WEIGHTS, lambda _: buckets | loading, engine=True)
             yield self._phase("rollout", pool, NOTHING, lambda _: awake, engine=True)
@@ -74,6 +77,19 @@ class Loop:
         if plan.critic is not None:
             yield self._phase("critic", pool, {"critic"}, lambda rank: self._critic_step(rank) | idle_engine)
         yield max((self._trained(pool, at, idle_engine) for at in Phase), key=lambda phase: phase.total_bytes)
+
+    def copied_bytes(self) -> int:
+        """The most bytes over a device's link to the host in an iteration: what changes goes and returns, a frozen model only returns."""
+        away = self.job.plan.offload
+        engine = 2 * self.engine.columns["engine_parameters"] if self.sleep == 1 else 0
+
+        def of(rank: RankBudget) -> int:
+            cells = rank.cells[Phase.FORWARD_BACKWARD]
+            own = {"parameters": 2 * _sum(cells, PARAMETERS), "optimizer": 2 * _sum(cells, OPTIMIZER)}
+            others = {name: size if name in FROZEN else 2 * size for name, _, size in self._others(rank)}
+            return sum(size for name, size in (own | others).items() if name in away)
+
+        return engine + max(of(rank) for rank in self.budget.ranks)
 
     def _trained(self, pool: str, at: Phase, idle_engine: Bytes) -> MemoryPhase:
         return self._phase("training", pool, TRAINED, lambda rank: self._step(rank, at) | idle_engine)
@@ -188,7 +204,7 @@ class Loop:
         per_node, known = spec.device.per_node, engine_figures(plan.rollout.engine)
         found: Bytes = {}
         if "rollout" in pools:
-            engines = self.job.rollout_spec.device.per_node
+            engines = min(self.job.rollout_spec.device.per_node, plan.rollout.gpus or spec.mesh.world_size)
             found["host_processes"] = engines * int(known["engine_process_bytes"].value)
             if self.sleep == 1 and not engine:
                 found["host_engine_parameters"] = engines * self.engine.columns["engine_parameters"]

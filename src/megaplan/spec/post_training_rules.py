@@ -44,11 +44,12 @@ def _lengths(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
         yield checked.error("MP850", "the response has no mean and no percentile", here, f"--set {here}.mean={limit // 2}")
     if given.mean is not None and len(points) > 1:
         names = " and ".join(points)
-        yield checked.error("MP850", f"mean is given with {names}, and with a mean one percentile gives the spread", here)
+        detail = f"mean is given with {names}, and with a mean one percentile gives the spread"
+        yield checked.error("MP850", detail, here, f"--set {here}.mean=null")
     if values != sorted(values):
-        yield checked.error(
-            "MP850", f"percentiles must not decrease: {', '.join(f'{name} {value:g}' for name, value in points.items())}", here
-        )
+        detail = f"percentiles must not decrease: {', '.join(f'{name} {value:g}' for name, value in points.items())}"
+        rising = " ".join(f"--set {here}.{name}={value:g}" for name, value in zip(points, sorted(values), strict=True))
+        yield checked.error("MP850", detail, here, rising)
     for name, value in ({"mean": given.mean} if given.mean is not None else {}).items() | points.items():
         if value > limit:
             longer = [] if prompt + value <= row else [f"--set batch.seq_length={ceil(prompt + value)}"]
@@ -59,13 +60,13 @@ def _lengths(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
 def _pools(checked: Checked, plan: PostTraining) -> Iterator[Diagnostic]:
     rollout, world = plan.rollout, checked.spec.mesh.world_size
     pool = rollout.gpus or world
-    group = rollout.pp * rollout.tp
-    ranks = max(group, rollout.ep or 1)
+    ranks = rollout.pp * max(rollout.tp, rollout.ep or 1)
     if pool % ranks:
         detail = f"{pool} devices of the rollout, and a group has {ranks}"
         yield checked.error("MP850", detail, f"{KEY}.rollout.gpus", f"--set {KEY}.rollout.gpus={-(-pool // ranks) * ranks}")
     if rollout.ep is not None and rollout.ep % rollout.tp:
-        yield checked.error("MP850", f"rollout.ep = {rollout.ep} is not a multiple of rollout.tp = {rollout.tp}", f"{KEY}.rollout.ep")
+        detail = f"rollout.ep = {rollout.ep} is not a multiple of rollout.tp = {rollout.tp}"
+        yield checked.error("MP850", detail, f"{KEY}.rollout.ep", f"--set {KEY}.rollout.ep=null")
     if plan.placement == "colocated" and pool > world:
         detail = f"{pool} devices of a colocated rollout, and the training has {world}"
         yield checked.error("MP850", detail, f"{KEY}.rollout.gpus", f"--set {KEY}.placement=split")

@@ -80,7 +80,7 @@ def lora_rules(checked: Checked) -> Iterator[Diagnostic]:
         return
     if not checked.spec.host.kind.trained:
         detail = f"lora.rank = {lora.rank}, but host.name = {checked.spec.host.kind.name} has no terms for adapters and frozen parameters"
-        yield checked.error("MP902", detail, "lora", "host: {name: megarun}", "remove lora")
+        yield checked.error("MP902", detail, "lora", "--set 'host={name: megarun}'", "remove lora")
     if checked.letters is not None:
         yield from _named(checked, lora)
         yield from _cut_blocks(checked, lora)

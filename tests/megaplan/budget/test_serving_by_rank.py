@@ -164,3 +164,10 @@ def test_times_are_of_a_copy_of_the_model(nam56r: Callable[..., Spec]) -> None:
     assert group.decode_ns < whole.decode_ns
     assert 0 < group.low < 1 < group.high
     assert serving_times(nam56r({"serving": None}), build_inventory(nam56r())) is None
+
+
+def test_a_copy_has_the_sequences_of_all_its_tensor_groups(nam56r: Callable[..., Spec]) -> None:
+    """Four ranks of experts, of which each is a tensor group with its own sequences."""
+    found = times(nam56r({"serving.tp": 1, "serving.pp": 1, "serving.ep": 4}))
+    assert (found.num_devices, found.batch_size) == (4, 4 * nam56r().serving.batch_size)  # type: ignore[union-attr]
+    assert found.tokens_per_second == pytest.approx(found.batch_size * 1e9 / found.decode_ns)

@@ -1,6 +1,7 @@
 """`megaplan run`: numbers that follow from each other, the section `run`, the schema, and refusals."""
 
 import json
+import re
 
 import pytest
 
@@ -144,6 +145,25 @@ def test_a_wrong_value_is_refused_with_its_key(megaplan, words, code, text):
     assert ran.status == 2
     assert code in ran.err
     assert text in ran.err
+
+
+@pytest.mark.parametrize("given", [("--mtbf", "1h"), ("--mtbf", "20h", "--node-bandwidth", "1MB/s"), ("--mtbf", "100h", "--step", "9d")])
+def test_a_run_that_never_ends_is_refused_with_a_time_between_interruptions_in_which_it_does(megaplan, given):
+    """No figure of such a run is finite or means anything; the hint leads to one that ends."""
+    words = ("run", "plans/llama-3.1-8b-rl.yaml", "--tokens", "20B", "--set", "mesh.dp_shard=128")
+    refused = megaplan(*words, *given)
+    assert (refused.status, "MP472" in refused.err) == (2, True)
+    (hours,) = re.findall(r"--mtbf (\d+)h", refused.err)
+    found = json.loads(megaplan(*words, *given, "--mtbf", f"{hours}h", "--json").out)
+    assert 0 < found["goodput"] < 1
+    assert found["days"]["low"] <= found["days"]["value"] <= found["days"]["high"] < 1e7
+
+
+def test_every_end_of_a_run_saves_after_the_same_steps(megaplan):
+    """An interval in seconds is a number of steps, whichever end of their interval the steps have."""
+    words = ("--tokens", "20B", "--step", "1000s", "--mtbf", "200h", "--interval", "1560s", "--set", "mesh.dp_shard=128")
+    found = json.loads(megaplan("run", "plans/llama-3.1-8b-rl.yaml", *words, "--json").out)
+    assert found["days"]["low"] < found["days"]["value"] < found["days"]["high"]
 
 
 def test_a_step_without_a_time_is_refused_and_a_measured_one_accepted(megaplan):

@@ -5,10 +5,15 @@ import pytest
 import megaplan
 from megaplan.budget.pinned import page_locked_bytes
 from megaplan.errors import MegaplanError
+from megaplan.goodput.figures import figures
 from megaplan.post_training.columns import DEVICE, HOST
 
 SPEC = "plans/llama-3.1-8b-rl.yaml"
 NODE = 8
+MIXTURE = (
+    "optimizer.matrix=adamw",
+    "post_training={kind: rl, prompts: 8, samples: 8, placement: split, rollout: {tp: 1, pp: 2, ep: 2, prompt: 100, response: 500}}",
+)
 
 
 def phases(*changes):
@@ -113,6 +118,65 @@ def test_bad_input_is_refused_with_a_code(change, code):
     with pytest.raises(MegaplanError) as refused:
         megaplan.rl(SPEC, change)
     assert code in [item.code for item in refused.value.diagnostics]
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        (("post_training.rollout.response={p50: 900, p90: 500}",), "response.p50=500 --set post_training.rollout.response.p90=900"),
+        (("post_training.rollout.response={mean: 900, p50: 800, p90: 1500}",), "response.mean=null"),
+        (("post_training.rollout.tp=8", "post_training.rollout.ep=1"), "rollout.ep=null"),
+        (("post_training.rollout.memory_fraction=0.2",), "memory_fraction=0.9"),
+        (("post_training.rollout.memory_fraction=0.9", "model.num_layers=512"), "rollout.tp=2"),
+        (("post_training.rollout.memory_fraction=0.9", "model.num_layers=1600"), "rollout.tp=8"),
+    ],
+)
+def test_a_hint_is_enough(changes, hint):
+    with pytest.raises(MegaplanError) as refused:
+        megaplan.rl(SPEC, *changes)
+    (text, *_) = refused.value.diagnostics[0].hints
+    assert text.endswith(hint)
+    assert megaplan.rl(SPEC, *changes, *text.removeprefix("--set ").split(" --set "))
+
+
+def test_a_group_of_experts_has_all_stages():
+    """Two stages of two ranks of experts each: four devices, two of which would hold half of the experts."""
+    with pytest.raises(MegaplanError) as refused:
+        megaplan.rl("plans/mixtral-8x7b.yaml", *MIXTURE, "post_training.rollout.gpus=2")
+    (found, *_) = refused.value.diagnostics
+    assert (found.code, found.hints[0]) == ("MP850", "--set post_training.rollout.gpus=4")
+
+
+def test_a_node_has_the_processes_of_its_devices():
+    """A job of one device has one trainer and one engine, not a node of engines."""
+    found = [
+        {phase.host_columns["host_processes"] for phase in phases("mesh.pp=1", f"mesh.dp_shard={count}").values()} for count in (1, 2, 4)
+    ]
+    ((one,), (two,), (four,)) = found
+    assert (two, four) == (2 * one, 4 * one)
+
+
+def test_a_frozen_model_returns_and_what_changes_also_goes():
+    """Bytes over a device's link are those of its parts on the device, in each direction in which they move."""
+    names = ("parameters", "optimizer", "reference")
+    sizes = phases("post_training.offload=[]", "mesh.pp=1", "mesh.dp_shard=16")["log_probs"].columns
+    columns = ("policy_parameters", "policy_optimizer", "reference_parameters")
+    rate = figures()["copy_bytes_per_second"].value
+    for name, column, times in zip(names, columns, (2, 2, 1), strict=True):
+        found = megaplan.rl(SPEC, f"post_training.offload=[{name}]", "mesh.pp=1", "mesh.dp_shard=16")
+        (seconds,) = (phase.seconds.value for phase in found.times if phase.name == "offload")
+        assert seconds * rate == pytest.approx(times * sizes[column])
+
+
+def test_states_are_allocated_with_the_cache_where_parameters_arrive_first():
+    loop = ("post_training={kind: rl, prompts: 8, samples: 8, rollout: {prompt: 100, response: 500}}", "optimizer.matrix=adamw")
+    found = {
+        staged: {
+            phase.name: phase for phase in megaplan.rl("plans/mamba-codestral-7b.yaml", *loop, f"post_training.sync.staged={staged}").memory
+        }
+        for staged in ("true", "false")
+    }
+    assert ["recurrent_states" in found[staged]["sync"].columns for staged in ("true", "false")] == [False, True]
 
 
 @pytest.mark.parametrize("host", ["megarun", "megatron"])

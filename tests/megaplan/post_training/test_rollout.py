@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+import megaplan
 from megaplan.api.load import load
 from megaplan.budget.serving import forward_flops, served
 from megaplan.dtypes import DType
@@ -65,3 +66,27 @@ def test_prefill_is_bound_by_products(model):
     flops = forward_flops(job.spec, job.inventory, 128)
     rate = model.rates.device.peak_flops[DType.BF16].value * model.rates.percent["D"] / 100
     assert model.prefill_seconds(8192, flops) == pytest.approx(8192 * flops / rate, rel=1e-6)
+
+
+def test_experts_have_tokens_of_every_tensor_group_that_shares_them(model):
+    """Eight groups of one rank each: an expert's rank has the tokens of all, and reads what eight times the batch chooses."""
+    alone = replace(model, expert_bytes=10**10, experts=(64, 2))
+    shared = replace(alone, degrees=(1, 1, 8))
+    assert shared.decode_seconds(1, 0) - model.decode_seconds(1, 0) == pytest.approx(
+        alone.decode_seconds(8, 0) - model.decode_seconds(8, 0), rel=1e-3
+    )
+
+
+def test_without_graphs_the_host_launches_every_layer(model):
+    """The device waits for the host in a small step, and hides it in a large one."""
+    eager = replace(model, eager_ns=400_000)
+    assert eager.decode_seconds(1, 0) == pytest.approx(64 * 0.4e-3)
+    assert eager.decode_seconds(1024, 8192) == model.decode_seconds(1024, 8192) > 64 * 0.4e-3
+
+
+def test_a_plan_without_graphs_generates_no_faster():
+    graphs, eager = (megaplan.rl("plans/llama-3.1-8b-rl.yaml", f"post_training.rollout.graphs={given}") for given in ("true", "false"))
+    assert eager.engine.decode_seconds > graphs.engine.decode_seconds
+    assert eager.engine.cache_tokens > graphs.engine.cache_tokens
+    named = [{figure.name for figure in found.figures} & {"graph_bytes", "eager_layer_seconds"} for found in (graphs, eager)]
+    assert named == [{"graph_bytes"}, {"eager_layer_seconds"}]
