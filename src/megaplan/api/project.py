@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
@@ -165,8 +166,10 @@ def project(
 
 
 def _grown(job: LoadedJob, factor: int, calibrated: tuple[str, ...]) -> LoadedJob:
-    """The job with more ranks of data, and the measured rates."""
-    return load(job, f"mesh.dp_shard={job.spec.mesh.dp_shard * factor}", *calibrated)
+    """The job with more ranks of data, on as many more devices of each type, and the measured rates."""
+    pools = [pool.model_dump(mode="json", exclude_none=True) | {"count": pool.count * factor} for pool in job.spec.pools]
+    counts = [f"pools={json.dumps(pools)}"] if pools else []
+    return load(job, f"mesh.dp_shard={job.spec.mesh.dp_shard * factor}", *counts, *calibrated)
 
 
 def _point(job: LoadedJob, before: Spec, rate: float) -> ProjectedPoint:

@@ -98,11 +98,13 @@ def _stage(spec: Spec, inventory: Inventory, span: tuple[int, int], degrees: tup
     """One rank of a stage.
 
     Every rank holds latents whole; of key-value heads it holds its own, at least one. A tensor group divides recurrent states. If the
-    tensor group has more ranks than the expert degree, the additional ranks shard each expert's width.
+    tensor group has more ranks than the expert degree, the additional ranks shard each expert's width. Engines quantise the linears of
+    layers; embedding, head and last norm keep 16 bits.
     """
     serving, (first, end), (tp, pp, _) = spec.serving, span, degrees
     assert serving is not None
-    kv_cache = states = elements = 0
+    kv_cache = states = parameters = 0
+    dtype = spec.precision.params
     counts = Counter(id(block) for block in inventory.layers[first:end])
     for block in {id(block): block for block in inventory.layers[first:end]}.values():
         layer, count = served_by(spec, block), counts[id(block)]
@@ -110,14 +112,19 @@ def _stage(spec: Spec, inventory: Inventory, span: tuple[int, int], degrees: tup
         tokens = shared + serving.batch_size * (cached_tokens(serving, layer.window) - shared)
         kv_cache += count * tokens * serving.kv_dtype.bytes * (layer.cache_width // min(tp, layer.cache_parts))
         states += count * serving.batch_size * -(-layer.state_bytes // tp)
-        elements += count * local_elements(block, degrees, min(tp, layer.cache_parts), layer.cached_by)
+        parameters += count * dtype.bytes * local_elements(block, degrees, min(tp, layer.cache_parts), layer.cached_by)
     last = end == len(inventory.layers)
     for name, block in inventory.outside:
         at_the_end = name in AT_THE_END or name.startswith(Outside.MTP)
         copied = inventory.tied and name == Outside.EMBEDDING and pp > 1  # the last stage's head
         if last if at_the_end else first == 0 or (copied and last):
-            elements += local_elements(block, degrees)
-    return ServingStage(first, end, kv_cache, states, elements * spec.precision.params.bytes)
+            parameters += local_elements(block, degrees) * (dtype.bytes if name.startswith(Outside.MTP) else outside_bytes(dtype))
+    return ServingStage(first, end, kv_cache, states, parameters)
+
+
+def outside_bytes(dtype: DType) -> int:
+    """Bytes of an element outside the layers of an engine whose parameters have this dtype."""
+    return max(dtype.bytes, ACTIVATION_BYTES)
 
 
 def local_elements(block: Block, degrees: tuple[int, int, int], heads: int = 1, cached_by: frozenset[str] = frozenset()) -> int:
@@ -278,15 +285,15 @@ def served(spec: Spec, inventory: Inventory, degrees: tuple[int, int, int], dtyp
             key = kv_dtype.bytes * (layer.cache_width // min(tp, layer.cache_parts)), layer.window
             cached[key] = cached.get(key, 0) + 1
     head = Outside.EMBEDDING if inventory.tied else Outside.HEAD
-    read += local_elements(dict(inventory.outside)[head], degrees)
+    head_elements = local_elements(dict(inventory.outside)[head], degrees)
     moe = spec.model.moe
     chosen = (moe.num_experts, moe.top_k) if moe is not None and experts else (1, 1)
-    active = read + experts * max(tp, ep) // tp * chosen[1] // chosen[0]
+    active = read + head_elements + experts * max(tp, ep) // tp * chosen[1] // chosen[0]
     return Served(
         rates=rates_of(spec),
         dtype=dtype.of_products,
         degrees=degrees,
-        read_bytes=read * dtype.bytes,
+        read_bytes=read * dtype.bytes + head_elements * outside_bytes(dtype),
         expert_bytes=experts * dtype.bytes,
         experts=chosen,
         flops=2 * active,

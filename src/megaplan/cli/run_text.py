@@ -144,9 +144,9 @@ def _checkpoints(found: RunEstimate) -> Iterator[StyledLine]:
     yield f"  host memory of a save: {format_bytes(saved.rank_host_bytes)} per rank, {format_bytes(saved.node_host_bytes)} per node", ""
     how = "best" if interval.chosen else "given"
     yield f"  a save every {interval.steps:,} steps, {format_seconds(interval.seconds)} ({how})", ""
-    tried = f"half of it {percent(interval.goodput_at_half)}, twice {percent(interval.goodput_at_double)}"
+    tried = f"{percent(interval.goodput_at_half)} with half the interval, {percent(interval.goodput_at_double)} with twice"
     young = f"; Young's interval is {format_seconds(interval.young_seconds)}"
-    yield from ((line, "") for line in wrap(f"goodput {percent(interval.goodput)}, {tried}{young}", indent="  "))
+    yield from ((line, "") for line in wrap(f"after the first start goodput is {percent(interval.goodput)}, {tried}{young}", indent="  "))
     yield from (
         (line, "")
         for line in wrap(

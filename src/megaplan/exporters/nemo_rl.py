@@ -1,6 +1,6 @@
 """A configuration of NeMo-RL's GRPO with the policy, the engine and the pools of a plan.
 
-Source: `examples/configs/grpo_math_1B.yaml` of NeMo-RL 0.5; its values hold for every key that is not written.
+Source: `examples/configs/grpo_math_1B.yaml` of NeMo-RL 0.7; its values hold for every key that is not written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def export_nemo_rl(source: Source) -> Exported:
             "seed": training.seed,
             "async_grpo": {"enabled": plan.staleness > 0, "max_trajectory_age_steps": max(1, plan.staleness)},
         },
-        "loss_fn": {"use_importance_sampling_correction": plan.staleness > 0},
+        "loss_fn": {
+            "use_importance_sampling_correction": plan.staleness > 0,
+            "force_on_policy_ratio": not plan.policy.log_probs and plan.policy.updates == 1,
+        },
         "policy": {
             "model_name": "MODEL",
             "train_global_batch_size": plan.prompts * plan.samples // plan.policy.updates,
@@ -151,6 +154,9 @@ def _nemo_losses(job: Job) -> Iterator[Loss]:
         yield Loss("post_training.critic", "post_training.critic: NeMo-RL's GRPO trains no value model", "critic: null")
     if plan.reward is not None and plan.reward.seconds is None:
         yield Loss("post_training.reward", "post_training.reward: a reward model is a separate environment in NeMo-RL, which you must add")
+    if not plan.policy.log_probs and plan.policy.updates > 1:
+        detail = f"policy.log_probs = false with {plan.policy.updates} updates: NeMo-RL computes log-probabilities before the first"
+        yield Loss("post_training.policy.log_probs", detail, "updates: 1")
     (_, per_node), (_, rollout_per_node) = job.pools
     if plan.placement == "split" and per_node != rollout_per_node and _cluster(job)[0]["num_nodes"] > 1:
         detail = f"{per_node} GPUs of a node train and {rollout_per_node} generate: NeMo-RL's nodes have equally many"

@@ -1,6 +1,7 @@
 """A start of verl's trainer with the policy, the engine and the pools of a plan.
 
-Source: `verl/trainer/config` of verl 0.7: ppo_trainer.yaml, ppo_megatron_trainer.yaml, rollout, engine/megatron and engine/fsdp.
+Source: `verl/trainer/config` of verl 0.9: ppo_trainer.yaml, ppo_megatron_trainer.yaml, rollout, engine/megatron and engine/fsdp; of pools
+of their own `verl/experimental/one_step_off_policy/config`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ def export_verl(source: Source) -> Exported:
     }
     if split:
         values |= {"actor_rollout_ref.hybrid_engine": False, "rollout.nnodes": rollout[0], "rollout.n_gpus_per_node": rollout[1]}
+    if split or not plan.policy.log_probs:  # without them, and by default with pools, the rollout's are taken
+        values |= {"algorithm.rollout_correction.bypass_mode": not plan.policy.log_probs, f"{ROLLOUT}.calculate_log_probs": True}
     if plan.critic is not None:
         values |= {"critic.model.path": "$CRITIC", "critic.strategy": values[f"{ACTOR}.strategy"]}
     if plan.reward is not None and plan.reward.seconds is None:
@@ -69,13 +72,18 @@ def export_verl(source: Source) -> Exported:
 
 
 def _verl_script(job: Job, values: dict[str, Any]) -> str:
-    program = "recipe.one_step_off_policy.main_ppo" if job.plan.placement == "split" else "verl.trainer.main_ppo"
-    config = "ppo_megatron_trainer" if job.on_megatron else "ppo_trainer"
+    split, config = job.plan.placement == "split", "ppo_megatron_trainer" if job.on_megatron else "ppo_trainer"
+    program = "verl.experimental.one_step_off_policy.main_ppo" if split else "verl.trainer.main_ppo"
     models = [name for name in ("MODEL", "CRITIC", "REWARD") if f"${name}" in values.values()]
     lines = [f"# {job.spec.name}, by megaplan export; data and rewards are yours to add"]
     lines += [f": ${{{name}:?the path or the name of a checkpoint}}" for name in models]
     overrides = [f"{key}={_word(value)}" for key, value in values.items()]
-    return "\n".join(lines) + "\n" + " \\\n  ".join([f"python3 -m {program} --config-name={config}", *overrides, '"$@"']) + "\n"
+    return (
+        "\n".join(lines)
+        + "\n"
+        + " \\\n  ".join([f"python3 -m {program} --config-name={'one_step_off_' * split}{config}", *overrides, '"$@"'])
+        + "\n"
+    )
 
 
 def _word(value: Any) -> str:

@@ -82,20 +82,23 @@ class _Estimate:
             read(self.engine.batched_tokens, flops) / self.engine.batched_tokens,
         )
         found = generate(self.engine.model, own, prompt, self.engine.max_sequences, self.engine.cache_tokens or float("inf"))
-        return self._continuous(found, own) if self.overlaps else found
+        return self._continuous(found) if self.overlaps else found
 
     @property
     def overlaps(self) -> bool:
         """True if both pools work at the same time, and responses of later iterations begin where earlier ones have ended."""
         return self.plan.staleness > 0 and not self.colocated
 
-    def _continuous(self, found: Generation, lengths: list[float]) -> Generation:
-        """Generation without a tail: `staleness` iterations are in flight; a prompt makes room when the longest of its responses ends."""
-        mean, squares = sum(lengths) / len(lengths), sum(length * length for length in lengths) / len(lengths)
-        context, begun = self.plan.rollout.prompt + squares / mean / 2, len(lengths) * self.plan.staleness
+    def _continuous(self, found: Generation) -> Generation:
+        """Generation without a tail: `staleness` iterations are in flight; a prompt makes room when the longest of its responses ends.
+
+        A group has its share of the responses, of all lengths in turn.
+        """
+        mean, count = self.job.lengths.mean, self.job.num_responses / self.num_groups
+        context, begun = self.plan.rollout.prompt + self.job.lengths.mean_square / mean / 2, count * self.plan.staleness
         slots = min(self.engine.max_sequences, begun, self.engine.cache_tokens / context if self.engine.cache_tokens else begun)
-        steps = max(len(lengths) * mean / max(slots, 1.0), self.job.lengths.longest(self.plan.samples) / self.plan.staleness)
-        step = self.engine.model.decode_seconds(max(len(lengths) * mean / steps, 1.0), context)
+        steps = max(count * mean / max(slots, 1.0), self.job.lengths.longest(self.plan.samples) / self.plan.staleness)
+        step = self.engine.model.decode_seconds(max(count * mean / steps, 1.0), context)
         return Generation(steps * step + found.prefill_seconds, found.prefill_seconds, int(slots), 0.0, steps, int(slots < begun))
 
     def result(self) -> RlEstimate:

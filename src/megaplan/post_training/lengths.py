@@ -40,7 +40,8 @@ class Lengths:
             self._log_at = _line(at - z * spread, spread)
         else:
             self._log_at = _line(_solve(lambda middle: self._mean_of(middle, SPREAD) - mean, 0.0, log(limit) + 4 * SPREAD), SPREAD)
-        self.mean = sum(self.quantiles(GRID)) / GRID
+        sample = self.quantiles(GRID)
+        self.mean, self.mean_square = sum(sample) / GRID, sum(length * length for length in sample) / GRID
 
     def quantiles(self, count: int) -> list[float]:
         """`count` ascending lengths that represent `count` responses."""

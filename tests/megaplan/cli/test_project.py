@@ -42,6 +42,15 @@ def test_a_faster_measured_step_gives_faster_steps(megaplan, rows, here):
     assert fast["points"][0]["step_seconds"] < slow["points"][0]["step_seconds"]
 
 
+def test_mixed_pools_grow_with_the_data_axis(megaplan, here):
+    """Each type of device keeps its stages, and has as many times more devices as the job."""
+    pools = ["mesh={pp: 2, dp_shard: 4}", "pools=[{count: 4, device: {name: h200}}]"]
+    spec = {"spec": "plans/llama-3.1-8b.yaml", "set": ["device.name=h100-sxm", *pools], "step_seconds": 6.0}
+    (here / "rows.json").write_text(json.dumps([spec]))
+    found = document(megaplan("project", "rows.json", "--to", "16,32", "--keep-layout", "--json"))
+    assert [point["layout"] for point in found["points"]] == [["mesh.dp_shard=8"], ["mesh.dp_shard=16"]]
+
+
 def test_a_search_fits_and_is_no_slower_than_what_fits(megaplan, rows):
     (kept,) = document(megaplan("project", rows, "--to", "16", "--keep-layout", "--json"))["points"]
     (found,) = document(megaplan("project", rows, "--to", "16", "--processes", "1", "--json"))["points"]

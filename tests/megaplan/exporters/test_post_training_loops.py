@@ -104,6 +104,7 @@ def test_split_pools_have_nodes_of_their_own() -> None:
     found = overrides(export_verl(given))
     assert found["actor_rollout_ref.hybrid_engine"] == "False"
     assert (found["trainer.nnodes"], found["rollout.nnodes"]) == ("2", "2")
+    assert "-m verl.experimental.one_step_off_policy.main_ppo --config-name=one_step_off_ppo_megatron_trainer" in export_verl(given).text
     document = yaml.safe_load(export_nemo_rl(given).text)
     assert document["cluster"]["num_nodes"] == 4
     assert document["policy"]["generation"]["colocated"] == {"enabled": False, "resources": {"gpus_per_node": 8, "num_nodes": 2}}
@@ -115,12 +116,21 @@ def test_split_pools_have_nodes_of_their_own() -> None:
     assert document["policy"]["generation"]["colocated"]["resources"] == {"gpus_per_node": 4, "num_nodes": None}
 
 
+def test_log_probabilities_are_those_of_the_rollout_or_computed_again() -> None:
+    """verl's loop of pools takes the rollout's by default; NeMo-RL takes them with one update, and else computes its own."""
+    for changes, bypass in (((), None), (("post_training.policy.log_probs=false",), "True"), (SPLIT, "False")):
+        assert overrides(export_verl(source(*changes))).get("algorithm.rollout_correction.bypass_mode") == bypass
+    for changes, forced in (((), False), (("post_training.policy.log_probs=false", "post_training.policy.updates=1"), True)):
+        assert yaml.safe_load(export_nemo_rl(source(*changes)).text)["loss_fn"]["force_on_policy_ratio"] is forced
+
+
 @pytest.mark.parametrize(
     ("changes", "of_verl", "of_nemo"),
     [
         (("post_training.rollout.engine=sglang",), set(), {"post_training.rollout.engine"}),
         (("post_training.critic={}",), set(), {"post_training.critic"}),
         (("post_training.policy.updates=3",), {"post_training.policy.updates"}, set()),
+        (("post_training.policy.log_probs=false",), set(), {"post_training.policy.log_probs"}),
         (("post_training.rollout.kv_dtype=fp8",), {"post_training.rollout.kv_dtype"}, {"post_training.rollout.kv_dtype"}),
         (("optimizer.matrix=muon", "host.precision_aware_optimizer=false"), {"optimizer.matrix"}, {"optimizer.matrix"}),
         (("mesh.vpp=2", "schedule.kind=interleaved_1f1b"), {"split"}, {"mesh.vpp", "split"}),

@@ -90,3 +90,18 @@ def test_a_plan_without_graphs_generates_no_faster():
     assert eager.engine.cache_tokens > graphs.engine.cache_tokens
     named = [{figure.name for figure in found.figures} & {"graph_bytes", "eager_layer_seconds"} for found in (graphs, eager)]
     assert named == [{"graph_bytes"}, {"eager_layer_seconds"}]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 8])
+def test_more_devices_never_generate_longer_and_more_responses_never_shorter(staleness):
+    """Groups of few responses, too: in the long run every group has responses of all lengths, not the longest alone."""
+    given = ("post_training.placement=split", f"post_training.staleness={staleness}", "post_training.prompts=8")
+
+    def seconds(gpus, samples):
+        found = megaplan.rl("plans/llama-3.1-8b-rl.yaml", *given, f"post_training.rollout.gpus={gpus}", f"post_training.samples={samples}")
+        return {phase.name: phase.seconds.value for phase in found.times}["rollout"]
+
+    by_gpus = [seconds(gpus, 8) for gpus in (4, 8, 16, 32, 64)]
+    assert by_gpus == sorted(by_gpus, reverse=True)
+    by_samples = [seconds(32, samples) for samples in (1, 4, 8, 16, 64)]
+    assert by_samples == sorted(by_samples)
