@@ -165,16 +165,19 @@ def _with_states(sequences: int, state: int, room: int) -> int:
 
 def _without_room(plan: PostTraining, capacity: int, room: int, parameters: int, longest: str, needed: int) -> MegaplanError:
     """MP852, with a larger fraction if that is enough, else with the ranks of a tensor group whose shares of the parameters leave room."""
-    fraction, key, tp = setting(plan, "memory_fraction"), "post_training.rollout.memory_fraction", 2 * plan.rollout.tp
+    fraction, key, rollout = setting(plan, "memory_fraction"), "post_training.rollout.memory_fraction", plan.rollout
+    ranks = max(rollout.tp, rollout.ep or 1)
     detail = (
         f"memory_fraction {fraction:g} of {format_bytes(capacity)} leaves {format_bytes(room)} for the cache after"
         f" {format_bytes(parameters)} of parameters, and one sequence of {longest} tokens takes {format_bytes(needed)}"
     )
     if needed - room <= (LARGEST_FRACTION - fraction) * capacity:
         return refuse("MP852", detail, f"--set {key}={LARGEST_FRACTION:g}", key=key)
-    while tp < MOST_RANKS and parameters * plan.rollout.tp // tp + needed > room + parameters:
+    tp = 2 * ranks
+    while tp < MOST_RANKS and parameters * ranks // tp + needed > room + parameters:
         tp *= 2
-    return refuse("MP852", detail, f"--set post_training.rollout.tp={tp}", key=key)
+    experts = "" if rollout.ep is None else " --set post_training.rollout.ep=null"
+    return refuse("MP852", detail, f"--set post_training.rollout.tp={tp}{experts}", key=key)
 
 
 def setting(plan: PostTraining, name: str) -> float:

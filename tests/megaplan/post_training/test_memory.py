@@ -139,6 +139,15 @@ def test_a_hint_is_enough(changes, hint):
     assert megaplan.rl(SPEC, *changes, *text.removeprefix("--set ").split(" --set "))
 
 
+def test_the_hint_divides_experts_that_have_ranks_of_their_own():
+    """Ranks of a tensor group beyond those of the experts divide nothing else of an expert, unless they are the experts' ranks, too."""
+    given = (*MIXTURE, "post_training.rollout.pp=1", "post_training.rollout.gpus=16", "device.name=a100-40gb")
+    with pytest.raises(MegaplanError) as refused:
+        megaplan.rl("plans/mixtral-8x7b.yaml", *given)
+    assert refused.value.diagnostics[0].hints[0] == "--set post_training.rollout.tp=4 --set post_training.rollout.ep=null"
+    assert megaplan.rl("plans/mixtral-8x7b.yaml", *given, "post_training.rollout.tp=4", "post_training.rollout.ep=null")
+
+
 def test_a_group_of_experts_has_all_stages():
     """Two stages of two ranks of experts each: four devices, two of which would hold half of the experts."""
     with pytest.raises(MegaplanError) as refused:
