@@ -27,7 +27,7 @@ FIRST_FITTED = "0.5"
 """Release from which rows are fitted; rows of earlier ones are held out."""
 UNITS = {"GiB": 2**30, "GB": 10**9}
 NEAR_MEMORY, NEAR_TIME = 8.0, 15.0
-FULL_RECOMPUTE = ("llama8b", "qwen235b", "dsv3", "glm52")
+FULL_RECOMPUTE = ("llama8b", "llama70b", "qwen235b", "dsv3", "glm52")
 """Models whose recipes recompute all layers."""
 
 
@@ -147,11 +147,12 @@ def spec_of(row: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def iterations() -> list[Iteration]:
-    """Every published iteration with its prediction, the worst first."""
+def iterations(kind: str = "iterations") -> list[Iteration]:
+    """Every published iteration with its prediction, the worst first; `kind` is iterations, or others."""
     found = data()
     rows = [
-        Iteration(number, row, megaplan.rl(spec_of(row, found["models"][row["model"]]))) for number, row in enumerate(found["iterations"])
+        Iteration(number, row, megaplan.rl(spec_of(row, found["models"][row["model"]]), *row.get("set", ())))
+        for number, row in enumerate(found[kind])
     ]
     return sorted(rows, key=lambda each: -abs(each.error))
 
@@ -164,12 +165,25 @@ def memory() -> list[Bytes]:
 
 def _bytes(row: dict[str, Any], model: dict[str, Any]) -> Bytes:
     name, column = row["of"]
-    phase = next(each for each in megaplan.rl(spec_of(row, model)).memory if each.name == name)
+    phase = next(each for each in megaplan.rl(spec_of(row, model), *row.get("set", ())).memory if each.name == name)
     cells = phase.columns | phase.host_columns | {"host total": phase.host_total_bytes}
     return Bytes(row, cells[column])
 
 
-def page(times: list[Iteration], sizes: list[Bytes]) -> str:
+PARTS = {"rollout": ("rollout",), "training": ("training",), "log-probabilities": ("log_probs", "reference"), "refit": ("sync", "offload")}
+"""Phases of a published part of an iteration."""
+
+
+def _other(each: Iteration) -> list[str]:
+    """A row of the table of other publications."""
+    row, seconds = each.row, {phase.name: phase.seconds.value for phase in each.found.times}
+    parts = {name: sum(seconds.get(phase, 0.0) for phase in PARTS[name]) for name in row.get("phases", ())}
+    shown = ", ".join(f"{name} {row['phases'][name]:g}, {value:.3g}" for name, value in parts.items())
+    numbers = [f"{row['seconds']:g}", f"{each.found.iteration_seconds.value:.4g}", f"{each.error:+.1f} %"]
+    return [row["loop"], row["name"], f"{row['devices']} {row['device']}", *numbers, shown, row["source"]]
+
+
+def page(times: list[Iteration], others: list[Iteration], sizes: list[Bytes]) -> str:
     """The whole page."""
     from rl.fit import fitted  # noqa: PLC0415  (fit.py reads rows from here)
 
@@ -183,6 +197,7 @@ def page(times: list[Iteration], sizes: list[Bytes]) -> str:
         rows.append(
             [row["name"].removesuffix(", 1 step off"), f"{row['devices']} {row['device']}", policy, row["version"], *numbers, left_out]
         )
+    heads = ["loop", "model", "devices", "published s", "predicted s", "error", "parts: published, predicted", "source"]
     bytes_rows = [["what", "published", "predicted", "error", "source"]]
     for size in sizes:
         row, unit = size.row, size.row["unit"]
@@ -194,6 +209,9 @@ def page(times: list[Iteration], sizes: list[Bytes]) -> str:
         .read_text(encoding="utf-8")
         .format(
             times="\n".join(markdown_table(rows, left=(0, 1, 2, 7))),
+            others="\n".join(markdown_table([heads, *map(_other, others)], left=(0, 1, 2, 6, 7))),
+            near_nemo=_near([each.error for each in others if each.row["loop"].startswith("NeMo-RL")], NEAR_TIME),
+            near_verl=_near([each.error for each in others if each.row["loop"].startswith("verl")], NEAR_TIME),
             sizes="\n".join(markdown_table(bytes_rows, left=(0, 4))),
             near_times=_near([each.error for each in times], NEAR_TIME),
             held=_near([each.error for each in times if not each.fitted], NEAR_TIME),
@@ -212,7 +230,7 @@ def _near(errors: list[float], bound: float) -> str:
 
 def main() -> int:
     """Write the page, or compare it."""
-    return write_page(PAGE, page(iterations(), memory()))
+    return write_page(PAGE, page(iterations(), iterations("others"), memory()))
 
 
 if __name__ == "__main__":

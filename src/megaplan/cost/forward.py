@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaplan.cost.model import model_costs
+from megaplan.cost.model import ModelCosts, model_costs
 from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
 
 ONCE = ("exposed data", "sharding copies", "optimizer", "host", "fixed")
 """Terms of a step's time that its microbatches do not have."""
+RECOMPUTE = "recompute"
+"""Term of the hosts whose recompute has a time of its own; in that of the others it is in the terms of its operations."""
+NOTHING = 1e-12
 
 
 def forward_seconds(spec: Spec, inventory: Inventory, seconds: float, terms: Mapping[str, float]) -> float:
-    """The forward's share of the FLOPs, of the time that the step's microbatches take.
+    """The forward's share of the FLOPs, of the time that the step's microbatches take without recompute.
 
     Args:
         spec: A checked spec.
@@ -23,9 +26,17 @@ def forward_seconds(spec: Spec, inventory: Inventory, seconds: float, terms: Map
     """
     once, costs = sum(terms.get(name, 0.0) for name in ONCE), model_costs(spec, inventory)
     parts = (*costs.layers, costs.head)
-    forward = sum(part.forward_flops for part in parts)
-    everything = sum(part.total_flops for part in parts) + (forward if recomputes_all(spec) else 0)
-    return max(seconds - once, 0.0) * forward / everything
+    forward, everything = sum(part.forward_flops for part in parts), sum(part.total_flops for part in parts)
+    again = terms.get(RECOMPUTE, 0.0) / max(sum(terms.values()) - once, NOTHING)
+    if RECOMPUTE not in terms:
+        everything += forward if recomputes_all(spec) else _recomputed_flops(spec, inventory, costs)
+    return max(seconds - once, 0.0) * (1 - again) * forward / everything
+
+
+def _recomputed_flops(spec: Spec, inventory: Inventory, costs: ModelCosts) -> int:
+    """FLOPs of the layers of which a backward recomputes everything."""
+    layers = zip(inventory.layers, costs.layers, strict=True)
+    return sum(cost.forward_flops for block, cost in layers if spec.recompute.of(block.family) == "full")
 
 
 def recomputes_all(spec: Spec) -> bool:

@@ -81,6 +81,28 @@ def test_an_evaluation_is_a_forward_of_its_tokens() -> None:
         assert found.goodput + sum(vars(found.losses).values()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("host", "full"),
+    [
+        ("host={name: megarun}", "recompute.default=full"),
+        ("host={name: torchtitan}", "recompute.default=full"),
+        ("host={name: megatron, model: gpt}", "host.recompute_num_layers=1"),
+    ],
+)
+def test_a_forward_without_gradients_recomputes_nothing(host: str, full: str) -> None:
+    """A backward's recompute lengthens the step, and neither an evaluation nor log-probabilities."""
+    given = ("recompute={default: none}", "precision={params: bf16}", host, "optimizer.matrix=adamw", "mesh={dp_shard: 8}")
+    steps, forwards = [], []
+    for changes in (given, (*given, full)):
+        job = megaplan.load(SPEC, *changes)
+        time = planned_time(job.spec, job.spans, job.inventory)
+        assert isinstance(time, PlannedTime)
+        steps.append(time.seconds)
+        forwards.append(forward_seconds(job.spec, job.inventory, time.seconds, time.terms))
+    assert steps[1] > 1.15 * steps[0]
+    assert forwards[1] == pytest.approx(forwards[0], rel=0.06)
+
+
 def test_causes_sum_to_the_days_and_a_slower_rate_lengthens_the_steps_alone() -> None:
     rng = random.Random(7)
     for _ in range(8):

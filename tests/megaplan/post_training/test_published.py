@@ -28,3 +28,10 @@ def test_seven_in_ten_iterations_are_near_and_most_of_those_that_are_in_no_fit()
     found = iterations()
     for among, share in ((found, 0.7), ([each for each in found if not each.fitted], 0.5)):
         assert sum(abs(each.error) <= NEAR_TIME for each in among) >= share * len(among)
+
+
+def test_other_publications_of_the_fitted_framework_are_near_and_all_are_on_the_page() -> None:
+    found, text = iterations("others"), PAGE.read_text(encoding="utf-8")
+    assert all(each.row["source"] in text for each in found)
+    nemo = [each for each in found if each.row["loop"].startswith("NeMo-RL")]
+    assert sum(abs(each.error) <= NEAR_TIME for each in nemo) >= 0.7 * len(nemo)
