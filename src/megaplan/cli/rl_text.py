@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from megaplan.cli.run_text import figure_lines, format_seconds, percent
@@ -122,4 +123,4 @@ def search_lines(found: RlSearch) -> Iterator[StyledLine]:
     yield from ((line, "") for line in table(rows, left=(1, 7), indent="  "))
     yield "", ""
     yield "  best:", ""
-    yield f"    megaplan rl {found.source} {' '.join(f'--set {change}' for change in found.rows[0].changes)}", ""
+    yield f"    megaplan rl {quote(found.source)} {' '.join(f'--set {quote(change)}' for change in found.rows[0].changes)}", ""

@@ -87,3 +87,12 @@ def test_the_hint_for_a_spec_without_the_section_works_when_pasted(megaplan, sub
     assert "error[" not in again.err
     assert json.loads(again.out)["format"] == "megaplan.rl/1"
     assert megaplan(*shlex.split(example)[1:3]).status == 0
+
+
+def test_the_best_plan_of_a_search_can_be_pasted(megaplan):
+    """The command has one word for each change, whatever a change holds, and gives the iteration of the first row."""
+    words = ("rl", SPEC, "--search", "--gpus", "8", "--top", "1")
+    (command,) = [line.split("megaplan ", 1)[1] for line in megaplan(*words).out.splitlines() if "--set" in line]
+    row = json.loads(megaplan(*words, "--json").out)["rows"][0]
+    found = json.loads(megaplan(*shlex.split(command), "--json").out)
+    assert found["iteration_seconds"]["value"] == pytest.approx(row["iteration_seconds"])
