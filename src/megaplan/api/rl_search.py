@@ -24,6 +24,12 @@ EIGHTHS = range(1, 8)
 KEPT = 3
 """Meshes of a training pool, and degrees of an engine on a pool, that are combined."""
 MOST_TENSOR = 8
+TRAINING_ALONE = (
+    "post_training.placement=split",
+    "post_training.staleness=0",
+    *(f"post_training.rollout.{key}" for key in ("gpus=null", "tp=1", "pp=1", "ep=null")),
+)
+"""Changes with which any training pool has a rollout that its rules accept."""
 TRAINING_SHARE = 0.6
 """Share of the time limit for meshes; the rest is for engines and combinations."""
 
@@ -226,7 +232,7 @@ def _meshes(job: LoadedJob, devices: int, clock: _Clock) -> list[tuple[str, ...]
         if not clock.has(TRAINING_SHARE):
             break
         try:
-            candidate = load(job, *texts, "post_training.placement=split", "post_training.staleness=0", "post_training.rollout.gpus=null")
+            candidate = load(job, *texts, *TRAINING_ALONE)
             made = training_job(candidate.spec, candidate.inventory, candidate.spans, section_of(candidate.spec))
             if made.budget().fits:
                 step = made.step()

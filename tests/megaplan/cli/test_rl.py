@@ -96,3 +96,10 @@ def test_the_best_plan_of_a_search_can_be_pasted(megaplan):
     row = json.loads(megaplan(*words, "--json").out)["rows"][0]
     found = json.loads(megaplan(*shlex.split(command), "--json").out)
     assert found["iteration_seconds"]["value"] == pytest.approx(row["iteration_seconds"])
+
+
+def test_a_search_on_fewer_devices_than_the_specs_own_engine_has_finds_plans(megaplan):
+    """The degrees of the spec's engine are searched, too: they refuse no training pool."""
+    found = document(megaplan("rl", SPEC, "--set", "post_training.rollout.tp=16", "--search", "--gpus", "8", "--top", "1", "--json"))
+    assert found["num_evaluated"] > 0
+    assert found["rows"]
