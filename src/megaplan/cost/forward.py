@@ -11,7 +11,7 @@ from megaplan.spec.models import Spec
 ONCE = ("exposed data", "sharding copies", "optimizer", "host", "fixed")
 """Terms of a step's time that its microbatches do not have."""
 RECOMPUTE = "recompute"
-"""Term of the hosts whose recompute has a time of its own; in that of the others it is in the terms of its operations."""
+"""Term of recompute of the hosts that time it separately; of the others its operations are in their own terms."""
 NOTHING = 1e-12
 
 

@@ -125,8 +125,8 @@ def engine_memory(spec: Spec, plan: PostTraining, longest: float) -> EngineMemor
         "engine_parameters": parameters, "kv_cache": pages * page, "recurrent_states": states, "engine_activations": activations,
         "engine_graphs": graphs, "engine_context": context,
     }  # fmt: skip
-    eager = 0 if given.graphs else _ns(known, "eager_layer_seconds")
-    model = replace(served(merged, inventory, degrees, dtype, given.kv_dtype), host_ns=_ns(known, "host_step_seconds"), eager_ns=eager)
+    model = served(merged, inventory, degrees, dtype, given.kv_dtype)
+    model = replace(model, host_ns=_ns(known, "host_step_seconds"), eager_ns=_eager_ns(known, graphs=given.graphs))
     return EngineMemory(columns, pages * block, model, degrees, sequences, batched, bool(setting(plan, "prefix_cache")))
 
 
@@ -156,6 +156,11 @@ def serving_times(spec: Spec, inventory: Inventory) -> ServingTimes | None:
 def _ns(known: dict[str, RunFigure], name: str) -> int:
     """A time of the host in whole nanoseconds."""
     return int(known[name].value * SECOND_NS)
+
+
+def _eager_ns(known: dict[str, RunFigure], *, graphs: bool) -> int:
+    """Time of the host to launch a layer, which captured graphs do not need."""
+    return 0 if graphs else _ns(known, "eager_layer_seconds")
 
 
 def _with_states(sequences: int, state: int, room: int) -> int:
