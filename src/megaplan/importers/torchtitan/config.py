@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
@@ -30,6 +30,18 @@ TOKENS, SEQUENCE = "training.num_tokens_per_microbatch_per_dp_rank", "training.m
 STEP_TOKENS, MICROBATCHES = "training.num_tokens_per_train_step", "parallelism.num_pp_microbatches"
 
 
+class Launch(NamedTuple):
+    """The arguments of a job's launch.
+
+    Attributes:
+        values: Values by dotted key, which replace the file's.
+        said: Sentences about what was assumed of a script.
+    """
+
+    values: Mapping[str, Any]
+    said: Sequence[str] = ()
+
+
 class JobConfig(ProgramConfig):
     """Dotted keys of a file; every one is read, listed as irrelevant, or refused.
 
@@ -44,7 +56,14 @@ class JobConfig(ProgramConfig):
 
     defaults = DEFAULTS
 
-    def __init__(self, text: str, name: str, function: str | None = None, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        name: str,
+        function: str | None = None,
+        policy: Policy | None = None,
+        launch: Launch | None = None,
+    ) -> None:
         """Read TOML, JSON as torchtitan saves it, a configuration in Python, or Primus's YAML of a job.
 
         Args:
@@ -52,6 +71,7 @@ class JobConfig(ProgramConfig):
             name: Name of the file in diagnostics; one that ends in `.py` is Python.
             function: Configuration of a Python file.
             policy: Policy for keys that the importer does not know.
+            launch: What the launch states.
 
         Raises:
             MegaplanError: MP916 if it has another format, or is not a table; MP932 and MP933 of a Python file.
@@ -62,6 +82,9 @@ class JobConfig(ProgramConfig):
         is_python = name.endswith(".py")
         self.settings: list[str] = []
         given = read_registry(text, name, function) if is_python else self._parsed(text)
+        if launch is not None:
+            given |= launch.values
+            self._said += launch.said
         self.stated: Made | None = given.pop(STATED, None) if is_python else None
         self._chunked = bool(given.pop(CHUNKED_LOSS, False))
         self.age = Age.CURRENT
