@@ -15,8 +15,8 @@ def import_torchtitan(
         list[str],
         typer.Argument(
             metavar="FILE [-- ARGS]",
-            help="TOML of a job, JSON of its sections, config_registry.py, YAML of Primus, or a launch script; - for stdin. Then torchtitan's "
-            "own arguments, or those of the script.",
+            help="TOML of a job, JSON of its sections, config_registry.py, YAML of Primus, or a launch script; - for stdin. "
+            "Then torchtitan's own arguments, or those of the script.",
         ),
     ],
     *,

@@ -9,8 +9,8 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.arguments import Arguments
-from megaplan.importers.megatron.front_ends import command
 from megaplan.importers.megatron.mindspeed import INDEXER, foreign_modules
+from megaplan.importers.megatron.model_commands import command
 
 _OTHER_PROGRAMS = {
     r"bert": "BERT",

@@ -55,8 +55,8 @@ def read_job(path: str, argv: Sequence[str] = ()) -> Job:
         argv: Arguments of the script, or of torchtitan after a job file.
 
     Raises:
-        MegaplanError: MP916: the script's job file is not here, or an argument is set nowhere. Also errors of reading a file, or of following
-            a script.
+        MegaplanError: MP916: the script's job file is not here, or an argument is set nowhere. Also errors of reading a file, or of
+            following a script.
     """
     text, name = read_text(path), display_name(path)
     if name.endswith((".py", ".toml", ".json", ".yaml", ".yml")) or not _STARTS.search(text):
@@ -68,7 +68,7 @@ def read_job(path: str, argv: Sequence[str] = ()) -> Job:
     whole = values.get("world_size")
     gpus = whole if isinstance(whole, int) else prod(counts) if "nproc_per_node" in values and counts else None
     values = {key: value for key, value in values.items() if key not in _COUNTS}
-    file, function = _job_file(values, name, shlex.join(argv)), _text(values.get(FUNCTION))
+    file, function = _job_file(values, name), _text(values.get(FUNCTION))
     own = {key: value for key, value in values.items() if key not in (FILE, MODULE, FUNCTION)}
     return Job(read_text(file), display_name(file), function, Launch(own, [said for _, said in launch.left_out]), gpus)
 
@@ -87,7 +87,7 @@ def _followed(text: str, name: str, argv: Sequence[str]) -> Given:
         raise MegaplanError(found) from None
 
 
-def _job_file(values: Mapping[str, Any], name: str, argv: str) -> str:
+def _job_file(values: Mapping[str, Any], name: str) -> str:
     """The file that a launch reads.
 
     Raises:
@@ -127,9 +127,11 @@ def _typed(values: Mapping[str, Any], name: str) -> dict[str, Any]:
             detail = f"--{key} {readable(value)}: {', '.join(names)} is set nowhere"
             hint = f"{names[0]}=… in the script, or megaplan import torchtitan JOB.toml -- --{key} …"
             raise MegaplanError([diagnostic("MP916", detail, Location(name, key=key), (hint,))])
-        if value is True and dot and switch.startswith("no_") and _is_key(f"{section}.{switch[3:]}"):
-            key, value = f"{section}.{switch[3:]}", False
-        found["job.config_file" if key == "job_config_file" else key] = value
+        off = f"{section}{dot}{switch.removeprefix('no_')}"
+        if value is True and off != key and _is_key(off):
+            found[off] = False
+        else:
+            found[FILE if key == "job_config_file" else key] = value
     return found
 
 
