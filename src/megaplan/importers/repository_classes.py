@@ -7,6 +7,7 @@ deepseek-ai/deepseek-moe-16b-base, OrionStarAI/Orion-14B-Base, TeleAI/TeleChat3-
 tencent/Tencent-Hunyuan-Large, meituan-longcat/LongCat-Flash-Lite, MiniMaxAI/MiniMax-Text-01, stepfun-ai/step3, WisdomShell/CodeShell-7B,
 microsoft/Phi-3-small-8k-instruct, allenai/OLMo-7B, hpcai-tech/grok-1, xai-org/grok-2, and early revisions of microsoft/phi-2,
 stabilityai/stablelm-3b-4e1t and tiiuae/falcon-40b;
+`model/model_minimind.py` of jingyaogong/minimind;
 `models/config_mamba.py` and `modules` of state-spaces/mamba; `models/gated_deltanet` and `models/transformer` of
 fla-org/flash-linear-attention.
 """
@@ -63,6 +64,10 @@ _LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Defaults of classes that are made of Llama's."""
+_MINIMIND = _LLAMA | {
+    "hidden_size": 768, "intermediate_size": 2432, "num_attention_heads": 8, "num_hidden_layers": 8, "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 _FLA: dict[str, Any] = {
     "attnres_block_size": None,
     "hidden_act": "swish",
@@ -122,6 +127,10 @@ _LATER: dict[str, RepositoryClass] = {
         embedding_dropout=0.1, embedding_layer_norm=False, embedding_size=50304, include_bias=True, layer_norm_type="default",
         layer_norm_with_affine=True, mlp_hidden_size=None, mlp_ratio=4, n_heads=12, n_layers=12, residual_dropout=0.1, rope=False,
         vocab_size=50257, weight_tying=True,
+    ),
+    "minimind": _of(
+        "MiniMindForCausalLM", head_dim=None, moe_intermediate_size=None, norm_topk_prob=True,
+        num_experts=4, num_experts_per_tok=1, num_key_value_heads=4, use_moe=False, vocab_size=6400, **_MINIMIND,
     ),
     "hunyuan": _of(
         "HunYuanForCausalLM", "llama", {"attention_head_dim": "head_dim"}, cla_share_factor=1, moe_topk=1, num_experts=1,
