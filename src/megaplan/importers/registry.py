@@ -205,6 +205,7 @@ OF_REPOSITORIES: dict[str, Callable[[ConfigReader], dict[str, Any]]] = {
     "phi-msft": older.phi_msft,
     "phi3small": older.phi3_small,
     "qwen": repository_dense.qwen,
+    "rugpt3xl": older.rugpt3xl,
     "stablelm_epoch": older.stablelm,
     "step3_text": other_experts.step3,
     "telechat3": decoders.llama,

@@ -171,7 +171,7 @@ def minimind(reader: ConfigReader) -> dict[str, Any]:
     """minimind: llama with a norm over each query and key head since 2026; none in earlier configs, with `n_routed_experts`."""
     early = reader.has("n_routed_experts")
     attention: dict[str, Any] = {} if early else {"qk_norm": True}
-    reader.skip("inference_rope_scaling", "flash_attn", "seq_aux", "aux_loss_alpha", "router_aux_loss_coef")
+    reader.skip("inference_rope_scaling", "flash_attn", "seq_aux", "aux_loss_alpha", "router_aux_loss_coef", "max_seq_len", "multiple_of")
     if early:
         reader.skip("num_experts", "moe_intermediate_size")
     if not reader.flag("use_moe"):

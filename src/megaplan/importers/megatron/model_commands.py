@@ -35,6 +35,8 @@ _PROCESSES = (
 )
 _AXES = "tensor_model", "pipeline_model", "context"
 _CHECKPOINTS = "gradient_checkpointing", "enable_gradient_checkpointing", "fsdp_activation_checkpointing"
+_WITHOUT_ROLLOUTS = "dpo", "kto", "rm", "orpo", "simpo", "cpo"
+"""Trainings on pairs of answers, or of scores."""
 _NOT_CARRIED = (
     *("fp8_recipe", "fp8_format", "fp8_param_gather", "virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"),
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout", "mtp_num_layers"),
@@ -60,9 +62,11 @@ def _stated(text: str) -> dict[str, str]:
     """Values by name of a launch or configuration, with variables replaced; of several commands, the first."""
     plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
     plain = replaced(plain, variables(plain))
-    found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?((?!--)[\w./-]+)", plain)
+    found = re.findall(r"(--)?([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?((?!--)[\w./-]+)", plain)
+    options = [(key, value) for dashes, key, value in found if dashes]  # before words of its texts
     dotted = [(key.rpartition(".")[2], value) for key, value in re.findall(r"([\w.]+)=[\"']?([\w./-]+)", plain) if "." in key]
-    return {key.replace("-", "_"): value for key, value in reversed(found)} | dict(reversed(dotted))
+    words = [(key, value) for _, key, value in found]
+    return {key.replace("-", "_"): value for key, value in (*reversed(words), *reversed(options))} | dict(reversed(dotted))
 
 
 def command(text: str) -> str:
@@ -98,9 +102,9 @@ def command(text: str) -> str:
     for key, option in _SIZES.items():
         if given.get(key, "").isdigit() and option not in words:
             words += [option, given[key]]
-    for key, ours in _OURS.items():
-        if given.get(key, "").isdigit():
-            words += ["--set", f"{ours}={given[key]}"]
+    sizes = {ours: given[key] for key, ours in reversed(_OURS.items()) if given.get(key, "").isdigit()}
+    for ours in dict.fromkeys(_OURS.values()):
+        words += ["--set", f"{ours}={sizes[ours]}"] if ours in sizes else []
     if "--global-batch" not in words and (rows := _rows(given, gpus)):
         words += ["--global-batch", str(rows)]
     for setting in (*_state(given), *(f"lora.{key}={value}" for key, value in _adapters(given).items())):
@@ -122,7 +126,8 @@ def _state(given: Mapping[str, str]) -> Iterator[str]:
         yield "optimizer.matrix=muon"
     if _is_on(given.get("optimizer_cpu_offload")):
         yield f"host.optimizer_offload={given.get('optimizer_offload_fraction', '1.0')}"
-    if given.get("recompute_granularity") == "full" or any(_is_on(given.get(key)) for key in _CHECKPOINTS):
+    granularity = given.get("recompute_granularity")
+    if granularity == "full" or (granularity is None and any(_is_on(given.get(key)) for key in _CHECKPOINTS)):
         yield "recompute.default=full"
     if _is_number(capacity := given.get("moe_expert_capacity_factor", "")):
         yield f"model.moe.capacity_factor={capacity}"
@@ -140,7 +145,9 @@ def left_out(text: str, *, loops: bool) -> str:
     found = ["rollouts and further models"] if loops else []
     if kind or given.get("teacher_model"):
         models = [given[key] for key in ("teacher_model", "ref_model", "reward_model") if "/" in given.get(key, "")]
-        found.append(f"what {kind or 'distillation'} has besides them: {', '.join(models) or 'its other models'}, and rollouts")
+        known = kind in _WITHOUT_ROLLOUTS
+        others = [*(models or ["its other models"]), *(["pairs of answers"] if known else ["rollouts"])]
+        found.append(f"what {kind or 'distillation'} has besides them ({', '.join(others)})")
     found += [f"--{key} {given[key]}" for key in _NOT_CARRIED if given.get(key, "false").lower() not in ("false", "none", "null")]
     return ", ".join(found)
 
