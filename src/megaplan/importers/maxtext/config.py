@@ -118,6 +118,11 @@ class MaxTextConfig(ProgramConfig):
             self._say_base()
         if name == "default" or ("base_emb_dim" in self._given and not self._whole):
             return {}
+        if name == "":
+            hint = f"megaplan import maxtext {self.name} model_name=llama3.1-8b"
+            said = "model_name is empty: the script takes it from a variable that nothing sets"
+            self._errors.append(diagnostic("MP916", said, Location(self.name, key="model_name"), (hint,)))
+            raise self.refusal()
         found = self._of_own_file(str(name)) or models().get(name)
         if found is None:
             near = [f"model_name={one}" for one in get_close_matches(str(name), models(), n=2, cutoff=0.9)]

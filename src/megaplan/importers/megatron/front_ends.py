@@ -10,6 +10,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Arguments
 from megaplan.importers.megatron.model_commands import command, left_out
+from megaplan.importers.variables import replaced, variables
 
 
 class _FrontEnd(NamedTuple):
@@ -124,6 +125,8 @@ _PYTHON = re.compile(
 )
 """The first line of a Python source after its comments."""
 
+_RECIPE = re.compile(r"(?:--recipe[ =]+|_target_: *megatron\.bridge\.recipes\.)[\"']?([\w.$\{\}-]+)")
+"""A recipe of Megatron-Bridge that a launch or an override names."""
 _BRIDGE = re.compile(r"^_target_: *megatron\.bridge\.", re.MULTILINE)
 _STATES_MODEL = re.compile(
     r"\A(?=.*^\W*num[-_]layers\W*:)(?=.*^\W*hidden[-_]size\W*:)"
@@ -209,6 +212,9 @@ def refuse_front_end(text: str, name: str) -> None:
             [diagnostic("MP926", f"{name} is of {front.name}", Location(name), (_OWN_COMMANDS[front.name].format(shlex.quote(name)),))]
         )
     detail = f"{name} belongs to {front.name}, which takes the model from {front.model}"
+    plain = replaced(text, variables(text)) if "recipe" in front.model else ""
+    if (named := _RECIPE.search(plain)) is not None:
+        detail = detail.replace("the recipe", f"the recipe {named[1]}")
     stated_here = _of_policy(text) if front.name == "NeMo-RL" else text
     if lacks := left_out(stated_here, loops=front.name in _LOOPS):
         detail += f"\nits first command plans the training steps of the model alone, without {lacks}"

@@ -145,7 +145,7 @@ _PARTS = MappingProxyType(
         "kv_compress": "attention to compressed keys is not priced",
         **dict.fromkeys(("enable_mhc", "enable_hyper_connections"), "several residual streams are not priced"),
         "share_kvstates": "layers that share keys and values are not priced",
-        "post_norm": "norms on the outputs of attention and MLP are not priced under host megatron (megarun has them: model.norm_placement)",
+        "post_norm": "norms on the outputs of blocks are not priced under host megatron; megarun has model.norm_placement",
         "tp_2d": "tensor parallelism in two dimensions is not priced",
         "kd": "a teacher model in memory is not priced",
     }

@@ -143,6 +143,7 @@ class JobConfig(ProgramConfig):
         return values
 
     def _refuse_others(self) -> None:
+        layers: list[str] = []
         for key, value in self.values.items():
             if key == "optimizer.param_groups" and _are_settings(value):
                 continue
@@ -153,8 +154,13 @@ class JobConfig(ProgramConfig):
             elif key not in DEFAULTS and key not in IGNORED and not key.startswith(IGNORED_SECTIONS):
                 if self._policy.strict or names_a_tensor(key.rpartition(".")[2], value) or _resembles(key):
                     self._errors.append(diagnostic("MP913", self._shown(key), self._at(key), (f"--ignore {key}",)))
+                elif _is_of_model(key, value):
+                    layers.append(key)
                 else:
                     self._unknown.append(key)
+        if layers:
+            said = "\n".join(map(self._shown, layers)) + "\nunknown of a model: a fork's own layers may have other tensors"
+            self._errors.append(diagnostic("MP913", said, self._at(layers[0]), (" ".join(f"--ignore {key}" for key in layers),)))
 
     def names(self, key: str) -> list[str]:
         """A list of texts."""
@@ -196,6 +202,11 @@ def _are_settings(groups: Any) -> bool:
     found = groups if isinstance(groups, list) else []
     names = [each.given.get("optimizer_name") or ADAM[0] for each in found if isinstance(each, Made)]
     return bool(found) and len(names) == len(found) and all(name in ADAM for name in names)
+
+
+def _is_of_model(key: str, value: Any) -> bool:
+    """True if an unknown key is a switch that is on, a number or a list of the model, or is in a section inside it: a fork's layers."""
+    return key.startswith("model.") and value not in (None, False, 0, [], "") and (key.count(".") > 1 or not isinstance(value, str))
 
 
 def _resembles(key: str) -> bool:

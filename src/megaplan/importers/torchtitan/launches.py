@@ -83,8 +83,19 @@ def _followed(text: str, name: str, argv: Sequence[str]) -> Given:
         return read_script(text, name, {}, argv)
     except MegaplanError as error:
         hint = "megaplan import torchtitan JOB.toml -- --section.key value   # the job file of the launch, with the launch's own arguments"
-        found = [diagnostic(each.code, each.detail, each.location, (hint,)) for each in error.diagnostics]
+        again = (_ours(each.hints) for each in error.diagnostics)
+        found = [
+            diagnostic(each.code, each.detail, each.location, own or (hint,)) for each, own in zip(error.diagnostics, again, strict=True)
+        ]
         raise MegaplanError(found) from None
+
+
+def _ours(hints: Sequence[str]) -> tuple[str, ...]:
+    """Commands that give a script the arguments that it lacks, for torchtitan."""
+    megatron = "megaplan import megatron "
+    return tuple(
+        f"megaplan import torchtitan {each.removeprefix(megatron)}" for each in hints if each.startswith(megatron) and " -- ARG" in each
+    )
 
 
 def _job_file(values: Mapping[str, Any], name: str) -> str:

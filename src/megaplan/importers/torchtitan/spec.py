@@ -214,7 +214,7 @@ def _refuse_flavor(config: JobConfig, name: str, flavor: str) -> NoReturn:
     sizes = json.dumps(section_of(like or EXAMPLE)).replace('"', "")
     stated = f"--set 'model={sizes}'   # sizes of {like or EXAMPLE}; write those of {name}/{flavor}"
     near = [f"--model {like}"] if like else []
-    public = flavor if "/" in flavor else f"{name}/{flavor}"
+    public = flavor if "/" in flavor else name if "/" in name else f"{name}/{flavor}"
     if PUBLISHED.search(public):  # OWNER/MODEL of a hub
         near = [f"megaplan estimate {public} --gpus 8   # the published model, on host megarun"]
     config.wrong("model.flavor", f"with model.name = {name} one of {', '.join(known)}", *near, stated)
