@@ -155,11 +155,22 @@ class MaxTextConfig(ProgramConfig):
     def _of_own_file(self, name: str) -> dict[str, Any]:
         """Keys of the model's own file, in MaxText's folder of models near the read file; empty if there is none."""
         path = next((folder / f"{name}.yml" for folder in self._folders if os.path.isfile(folder / f"{name}.yml")), None)
-        held = yaml.safe_load(read_text(str(path))) if path is not None and "/" not in name else {}
-        if not isinstance(held, dict):
-            return {}
+        held = self._model_of(str(path)) if path is not None and "/" not in name else {}
         self._given |= {key: value for key, value in held.items() if key in REFUSED and self._given.get(key) in (None, REFUSED[key][0])}
         return {key: number_of(value) for key, value in held.items() if key in DEFAULTS}
+
+    def _model_of(self, path: str) -> dict[Any, Any]:
+        """Keys of a model's own file.
+
+        Raises:
+            MegaplanError: MP916, the file is no YAML.
+        """
+        try:
+            held = yaml.safe_load(read_text(path))
+        except (yaml.YAMLError, RecursionError) as error:
+            said = f"{path}, the file of the model, is no YAML: {str(error).splitlines()[0]}"
+            raise MegaplanError([diagnostic("MP916", said, Location(path))]) from None
+        return held if isinstance(held, dict) else {}
 
     def _check_variables(self) -> None:
         """Stops at values of a script that it takes from outside."""

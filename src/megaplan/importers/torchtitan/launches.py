@@ -129,7 +129,7 @@ def _typed(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Values by torchtitan's keys.
 
     Raises:
-        MegaplanError: MP916 for an argument whose variable is set nowhere.
+        MegaplanError: MP916 for an argument without a value, or whose variable is set nowhere.
     """
     found: dict[str, Any] = {}
     for key, value in values.items():
@@ -138,6 +138,9 @@ def _typed(values: Mapping[str, Any], name: str) -> dict[str, Any]:
             detail = f"--{key} {readable(value)}: {', '.join(names)} is set nowhere"
             hint = f"{names[0]}=… in the script, or megaplan import torchtitan JOB.toml -- --{key} …"
             raise MegaplanError([diagnostic("MP916", detail, Location(name, key=key), (hint,))])
+        if value is True and key in (FILE, MODULE, FUNCTION):
+            hint = f"megaplan import torchtitan JOB.toml   # with the file of --{key}"
+            raise MegaplanError([diagnostic("MP916", f"--{key} has no value: its variable is set nowhere", Location(name, key=key), (hint,))])
         off = f"{section}{dot}{switch.removeprefix('no_')}"
         if value is True and off != key and _is_key(off):
             found[off] = False
