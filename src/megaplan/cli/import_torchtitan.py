@@ -11,8 +11,13 @@ from megaplan.cli.options import Overrides
 
 
 def import_torchtitan(
-    config: Annotated[
-        str, typer.Argument(metavar="FILE", help="TOML of a job, JSON of its sections, config_registry.py, or YAML of Primus; - for stdin.")
+    job: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE [-- ARGS]",
+            help="TOML of a job, JSON of its sections, config_registry.py, YAML of Primus, or a launch script; - for stdin. "
+            "Then torchtitan's own arguments, or those of the script.",
+        ),
     ],
     *,
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
@@ -26,12 +31,13 @@ def import_torchtitan(
 ) -> int:
     """Convert a torchtitan job to a spec. Keys that decide a tensor and that a spec cannot express are errors."""
     from megaplan.importers.structure import Policy  # noqa: PLC0415  (help needs no model)
-    from megaplan.importers.torchtitan.spec import import_torchtitan as read_job  # noqa: PLC0415
-    from megaplan.spec.read import display_name, read_text  # noqa: PLC0415
+    from megaplan.importers.torchtitan.launches import read_job  # noqa: PLC0415
+    from megaplan.importers.torchtitan.spec import import_torchtitan as imported_job  # noqa: PLC0415
 
-    name = display_name(config)
-    imported = read_job(
-        read_text(config), name, overrides or (), gpus, model, function, Policy(strict=strict, ignored=frozenset(ignore or ()))
+    found = read_job(job[0], job[1:])
+    policy = Policy(strict=strict, ignored=frozenset(ignore or ()))
+    imported = imported_job(
+        found.text, found.name, overrides or (), gpus or found.gpus, model, function or found.function, policy, found.launch
     )
-    write_spec(target, imported, f"Imported from {name}, a job of torchtitan.", force=force)
+    write_spec(target, imported, f"Imported from {found.name}, a job of torchtitan.", force=force)
     return 0

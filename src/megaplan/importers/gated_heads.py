@@ -32,6 +32,9 @@ def beam(reader: ConfigReader) -> dict[str, Any]:
 
 def bailing_hybrid(reader: ConfigReader) -> dict[str, Any]:
     """bailing_hybrid: Kimi delta attention whose gates are whole projections, and latent attention with a gate of one value per head."""
+    if reader.value("group_norm_size") is not None or "V2" in str(reader.value("architectures")):
+        why = "Ling 2.5's layers without latent attention are lightning attention, with norms of groups of heads; Ling 3's are read"
+        reader.refuse("group_norm_size", reader.value("group_norm_size"), why)
     model, layers, size = untied(reader, common(reader)), reader.layers(2), reader.whole("layer_group_size")
     kinds = layer_kinds(reader, [FULL if (layer + 1) % size == 0 else LINEAR for layer in range(layers)])
     mixers = lettered(reader, "layer_types", kinds, {LINEAR: "G", FULL: "A"})

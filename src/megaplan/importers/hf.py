@@ -12,7 +12,7 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
 from megaplan.importers.defaults import class_facts
 from megaplan.importers.imported import Imported
-from megaplan.importers.likeness import candidates, other_task
+from megaplan.importers.likeness import candidates, of_no_class, other_task
 from megaplan.importers.reader import ConfigReader
 from megaplan.importers.registry import IMPORTS, MAMBA_SSM, MAMBA_SSM_FIELDS, MASKED, OF_REPOSITORIES, REFUSED, RENAMED
 from megaplan.importers.towers import MULTIMODAL, inside, split_text, towers_of
@@ -222,7 +222,8 @@ def _check_type(fields: dict[str, Any], source: SourceMap, text: str) -> None:
     if _family_of(fields) not in IMPORTS:
         why, at = other_task(fields), source.locate("model_type")
         hints = () if why else candidates(fields, lambda other: import_hf(other, source.file or ""))
-        raise _unknown("MP802", f"model_type = {json.dumps(family[:80])}{why or f', and {len(IMPORTS)} others are read'}", at, text, hints)
+        why = why or f", and {len(IMPORTS)} others are read{'' if hints else of_no_class(fields)}"
+        raise _unknown("MP802", f"model_type = {json.dumps(family[:80])}{why}", at, text, hints)
 
 
 def _unknown(code: str, detail: str, at: Location, text: str, hints: tuple[str, ...] = ()) -> MegaplanError:

@@ -16,6 +16,8 @@ from megaplan.inventory.build import build_inventory
 
 MOST = 3
 """Largest number of totals, of unread numbers and lists, and of fields, that a message names."""
+MOST_OWN = 6
+"""Largest number of fields that no class has and that a message names."""
 _USUAL = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3")
 """Classes that are named before others with the same number of matching fields."""
 _ROTARY = ("rope_scaling", "rope_theta", "partial_rotary_factor")
@@ -48,6 +50,18 @@ def candidates(config: Mapping[str, Any], read: Callable[[str], Imported]) -> tu
         best, total = rank, build_inventory(imported.loaded.spec).parameters
         found.setdefault(total, (family, [*_unread(family, fields), *encoders]))
     return tuple(_hint(family, total, unread) for total, (family, unread) in found.items())
+
+
+def of_no_class(config: Mapping[str, Any]) -> str:
+    """The fields of a config that no class has that is read, to be added to its model type; empty if there are none."""
+    known: set[str] = set()
+    for family in IMPORTS:
+        facts = class_facts(family)
+        known |= {*facts.fields, *facts.renamed, *facts.common}
+    known |= {*IGNORED, *NOT_CARRIED, *_ROTARY, *_UNTOLD, "text_config"}
+    own = [key for key in config if key not in known and (isinstance(config[key], dict | list) or names_a_tensor(key, config[key]))]
+    more = f" and {len(own) - MOST_OWN} others" if len(own) > MOST_OWN else ""
+    return f"; no class that is read has {', '.join(own[:MOST_OWN])}{more}" if own else ""
 
 
 def other_task(config: Mapping[str, Any]) -> str:

@@ -71,6 +71,20 @@ def gpt_neo(reader: ConfigReader) -> dict[str, Any]:
     return _stack(reader, attention, model, ("hidden_size", "num_layers", "num_heads", "intermediate_size"))
 
 
+def rugpt3xl(reader: ConfigReader) -> dict[str, Any]:
+    """rugpt3xl: gpt2 under llama's names of fields, with a head of its own; every second layer reads blocks of keys."""
+    if reader.value("sparse_mode") in ("alternating", "all"):
+        reader.warn("sparse_mode", reader.value("sparse_mode"), "layers read blocks of keys in the original; every key is counted")
+    reader.skip("sparse_mode", *(f"sparse_{name}" for name in _SPARSE))
+    attention = {"bias": True, "output_bias": True, **_straight(reader.layers(2))}
+    model = {"learned_positions": reader.whole("max_position_embeddings")}
+    names = "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
+    return _stack(reader, attention, model, names, act="hidden_act", eps="layer_norm_eps")
+
+
+_SPARSE = "block_size", "num_local_blocks", "num_global_blocks", "num_different_global_patterns"
+
+
 def gptj(reader: ConfigReader) -> dict[str, Any]:
     """gptj, codegen: attention without biases and an MLP with them read one LayerNorm; the head has a bias; part of a head rotates."""
     rotated = reader.whole_or_null("rotary_dim")

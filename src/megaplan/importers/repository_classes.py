@@ -7,6 +7,7 @@ deepseek-ai/deepseek-moe-16b-base, OrionStarAI/Orion-14B-Base, TeleAI/TeleChat3-
 tencent/Tencent-Hunyuan-Large, meituan-longcat/LongCat-Flash-Lite, MiniMaxAI/MiniMax-Text-01, stepfun-ai/step3, WisdomShell/CodeShell-7B,
 microsoft/Phi-3-small-8k-instruct, allenai/OLMo-7B, hpcai-tech/grok-1, xai-org/grok-2, and early revisions of microsoft/phi-2,
 stabilityai/stablelm-3b-4e1t and tiiuae/falcon-40b;
+`model/model_minimind.py` of jingyaogong/minimind, `configuration_rugpt3xl.py` of EvilFreelancer/rugpt3xl-convert;
 `models/config_mamba.py` and `modules` of state-spaces/mamba; `models/gated_deltanet` and `models/transformer` of
 fla-org/flash-linear-attention.
 """
@@ -63,6 +64,15 @@ _LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """Defaults of classes that are made of Llama's."""
+_MINIMIND = _LLAMA | {
+    "hidden_size": 768, "intermediate_size": 2432, "num_attention_heads": 8, "num_hidden_layers": 8, "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_MINIMIND_BEFORE = {
+    "dim": "hidden_size", "hidden_dim": "intermediate_size", "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads",
+    "n_layers": "num_hidden_layers", "norm_eps": "rms_norm_eps",
+}  # fmt: skip
+"""Names of MiniMind's fields before it had Llama's."""
 _FLA: dict[str, Any] = {
     "attnres_block_size": None,
     "hidden_act": "swish",
@@ -122,6 +132,15 @@ _LATER: dict[str, RepositoryClass] = {
         embedding_dropout=0.1, embedding_layer_norm=False, embedding_size=50304, include_bias=True, layer_norm_type="default",
         layer_norm_with_affine=True, mlp_hidden_size=None, mlp_ratio=4, n_heads=12, n_layers=12, residual_dropout=0.1, rope=False,
         vocab_size=50257, weight_tying=True,
+    ),
+    "rugpt3xl": _of(
+        "RuGPT3XLForCausalLM", hidden_act="gelu_new", hidden_size=2048, intermediate_size=8192, layer_norm_eps=1e-05,
+        max_position_embeddings=2048, num_attention_heads=16, num_hidden_layers=24, output_dropout=0.1, sparse_mode="alternating",
+        tie_word_embeddings=False, vocab_size=50264,
+    ),
+    "minimind": _of(
+        "MiniMindForCausalLM", renamed=_MINIMIND_BEFORE, head_dim=None, moe_intermediate_size=None, norm_topk_prob=True,
+        num_experts=4, num_experts_per_tok=1, num_key_value_heads=4, use_moe=False, vocab_size=6400, **_MINIMIND,
     ),
     "hunyuan": _of(
         "HunYuanForCausalLM", "llama", {"attention_head_dim": "head_dim"}, cla_share_factor=1, moe_topk=1, num_experts=1,

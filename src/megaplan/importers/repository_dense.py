@@ -1,4 +1,4 @@
-"""Dense decoders whose class is published with the weights: internlm(2), baichuan, llada, hf_olmo, minicpm, orion, qwen, chatglm."""
+"""Decoders whose class is published with the weights: internlm(2), baichuan, llada, hf_olmo, minicpm, minimind, orion, qwen, chatglm."""
 
 from __future__ import annotations
 
@@ -165,6 +165,27 @@ def chatglm(reader: ConfigReader) -> dict[str, Any]:
     if reader.value("vision_config"):
         reader.cannot("vision_config", "given", "the tensors of this encoder are not known", None)
     return model_of(reader, "AD" * layers, keys, {"A": ("attention", section), "D": ("mlp", dense)})
+
+
+def minimind(reader: ConfigReader) -> dict[str, Any]:
+    """minimind: llama with a norm over each query and key head since 2026; none in earlier configs, with `n_routed_experts`."""
+    early = reader.has("n_routed_experts")
+    attention: dict[str, Any] = {} if early else {"qk_norm": True}
+    reader.skip("inference_rope_scaling", "flash_attn", "seq_aux", "aux_loss_alpha", "router_aux_loss_coef", "max_seq_len", "multiple_of")
+    if early:
+        reader.skip("num_experts", "moe_intermediate_size")
+    if not reader.flag("use_moe"):
+        reader.skip("n_routed_experts", "n_shared_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+        reader.skip("scoring_func")
+        return decoder(reader, attention)
+    reader.only("scoring_func", ("softmax", None), "scores of experts are a softmax")
+    wide = "intermediate_size" if early or reader.value("moe_intermediate_size") is None else "moe_intermediate_size"
+    moe = experts(reader, count="n_routed_experts" if early else "num_experts", width=wide)
+    if early:
+        moe["shared_ffn_hidden_size"] = int(reader.value("n_shared_experts") or 0) * moe["ffn_hidden_size"]
+    else:
+        reader.skip("intermediate_size", "n_shared_experts")
+    return experts_decoder(reader, attention, moe)
 
 
 def _keys(reader: ConfigReader, hidden: int, vocabulary: str, eps: str) -> dict[str, Any]:

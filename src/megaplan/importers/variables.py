@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from megaplan.importers.megatron.shell.sums import UnknownError, total
+
 _ASSIGNED = re.compile(
     r"""^[ \t]*(?:(?:export|readonly|local|declare)[ \t]+)*([A-Za-z_]\w*)="""
-    r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s;&|"'$]*(?:\$\{[^}]*\}[^\s;&|"']*)*)""",
+    r"""("(?:[^"\\]|\\.)*"|'[^']*'|\$\(\((?:[^()]|\([^()]*\))*\)\)|(?:[^\s;&|"'$]|\$\{[^}]*\}|\$\w+)*(?![\w$]))""",
     re.MULTILINE | re.DOTALL,
 )
 MOST_NESTED = 8
@@ -22,10 +24,20 @@ def variables(text: str) -> dict[str, str]:
     for match in _ASSIGNED.finditer(text):
         value = match[2]
         quoted = value[1:-1] if value[:1] in ("'", '"') else value
-        if "$(" in value or "`" in value or (match[1] in found and match[1].islower()):
+        if value.startswith("$((") and (sum_of := _sum(value[3:-2], found)) is not None:
+            quoted = sum_of
+        elif "$(" in value or "`" in value or (match[1] in found and match[1].islower()):
             continue
         found.setdefault(match[1], quoted if value.startswith("'") else replaced(quoted, found))
     return found
+
+
+def _sum(expression: str, held: Mapping[str, str]) -> str | None:
+    """The value of a sum of variables; None if one is not known."""
+    try:
+        return str(total(re.sub(r"\{(\w+)\}", r"\1", expression), held.get, lambda _name, _value: None))
+    except (UnknownError, ValueError):
+        return None
 
 
 def replaced(text: str, values: Mapping[str, str]) -> str:

@@ -118,6 +118,11 @@ class MaxTextConfig(ProgramConfig):
             self._say_base()
         if name == "default" or ("base_emb_dim" in self._given and not self._whole):
             return {}
+        if name == "":
+            hint = f"megaplan import maxtext {self.name} model_name=llama3.1-8b"
+            said = "model_name is empty: the script takes it from a variable that nothing sets"
+            self._errors.append(diagnostic("MP916", said, Location(self.name, key="model_name"), (hint,)))
+            raise self.refusal()
         found = self._of_own_file(str(name)) or models().get(name)
         if found is None:
             near = [f"model_name={one}" for one in get_close_matches(str(name), models(), n=2, cutoff=0.9)]
@@ -150,11 +155,22 @@ class MaxTextConfig(ProgramConfig):
     def _of_own_file(self, name: str) -> dict[str, Any]:
         """Keys of the model's own file, in MaxText's folder of models near the read file; empty if there is none."""
         path = next((folder / f"{name}.yml" for folder in self._folders if os.path.isfile(folder / f"{name}.yml")), None)
-        held = yaml.safe_load(read_text(str(path))) if path is not None and "/" not in name else {}
-        if not isinstance(held, dict):
-            return {}
+        held = self._model_of(str(path)) if path is not None and "/" not in name else {}
         self._given |= {key: value for key, value in held.items() if key in REFUSED and self._given.get(key) in (None, REFUSED[key][0])}
         return {key: number_of(value) for key, value in held.items() if key in DEFAULTS}
+
+    def _model_of(self, path: str) -> dict[Any, Any]:
+        """Keys of a model's own file.
+
+        Raises:
+            MegaplanError: MP916, the file is no YAML.
+        """
+        try:
+            held = yaml.safe_load(read_text(path))
+        except (yaml.YAMLError, RecursionError) as error:
+            said = f"{path}, the file of the model, is no YAML: {str(error).splitlines()[0]}"
+            raise MegaplanError([diagnostic("MP916", said, Location(path))]) from None
+        return held if isinstance(held, dict) else {}
 
     def _check_variables(self) -> None:
         """Stops at values of a script that it takes from outside."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ import yaml
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
-from megaplan.importers.maxtext.keys import SLICE, SLICES
+from megaplan.importers.maxtext.keys import DEFAULTS, SLICE, SLICES
 from megaplan.importers.variables import replaced, variables
+from megaplan.spec.read import display_name, file_of, read_text
 
 WORD = re.compile(r"""(?<![\w.$-])([a-z][a-z0-9_]*)=("[^"]*"|'[^']*'|\[[^\]]*\]|[^\s"'\\]*)""")
 """An argument of MaxText in a script; names of environment variables have capital letters."""
@@ -34,6 +36,13 @@ _OTHER_PROGRAMS = {
 """Parts of the names of MaxText's programs that do not train one model."""
 
 
+_STARTED = re.compile(r"""(?:^|[\s;&|"'])(?:(?:ba)?sh|source|\.)?[ \t]*["']?([\w./${}-]*[\w-]\.sh)\b["']?([^\n;&|]*)""", re.MULTILINE)
+"""A script that another one starts, and its arguments."""
+MOST_SCRIPTS = 4
+"""Most scripts that start each other."""
+_PLACES = re.compile(r"\$(\{?)(\d)(?!\d)")
+
+
 def words(text: str) -> Iterator[tuple[str, Any]]:
     """Names and values of `key=value` words; a value is read as YAML reads it."""
     for match in WORD.finditer(text):
@@ -52,14 +61,19 @@ def number_of(value: Any) -> Any:
     return int(value) if "_" in value else float(value)
 
 
-def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
+def training_words(text: str, name: str, depth: int = MOST_SCRIPTS) -> tuple[dict[str, Any], bool, str]:
     """The arguments of a script, whether they are a command's, and a sentence about which of its commands is read.
 
-    Of several training commands, one whose variables are set and with the most arguments is taken, of equal ones the last. Without any, all
-    arguments of the text count, unless its programs do something else.
+    Of several training commands, one whose variables are set and with the most arguments is taken, of equal ones the last. Without any, the
+    script that it starts is read, and else all arguments of the text count, unless its programs do something else.
+
+    Args:
+        text: Text of the script.
+        name: Path of the script.
+        depth: Most scripts that may follow.
 
     Raises:
-        MegaplanError: MP926, no command trains one model.
+        MegaplanError: MP926, no command trains one model; MP916, the script that has the command is not here.
     """
     plain = "\n".join(line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#"))
     whole = replaced(plain, variables(plain))
@@ -67,10 +81,41 @@ def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
     commands = [each for each in commands if each]
     if not commands:
         _refuse_other(plain, text, name)
+        started = _started(whole, name) if depth and not dict(words(whole)).keys() & DEFAULTS.keys() else None
+        if started is not None:
+            found, inside, said = training_words(*started, depth - 1)
+            return found, inside, "; ".join(filter(None, (f"it starts {display_name(started[1])}, which is read", said)))
         return dict(words(whole)), False, ""
     read = max(reversed(commands), key=lambda each: (not any("$" in str(value) for value in each.values()), len(each)))
     others = f"{len(commands)} commands train; the one with the most arguments is read, of equal ones the last" if len(commands) > 1 else ""
     return read, True, others
+
+
+def _started(whole: str, name: str) -> tuple[str, str] | None:
+    """The text of a script that another one starts, with the variables of both and its arguments, and its path; None if it trains nothing.
+
+    Raises:
+        MegaplanError: MP916, no script that it starts is here.
+    """
+    missing: dict[str, int] = {}
+    for match in _STARTED.finditer(whole):
+        path = match[1].rpartition("}")[2].lstrip("/") if "$" in match[1] else match[1]
+        found = file_of(path, name) if path else None
+        if found is None:
+            missing |= {path: whole.count("\n", 0, match.start(1)) + 1}
+        elif _TRAINS.search(text := read_text(found)):
+            try:
+                given = shlex.split(match[2].split('"')[0] if match[2].count('"') % 2 else match[2])
+            except ValueError:
+                given = []
+            own = "\n".join(f"ARGUMENT_{place}={shlex.quote(word)}" for place, word in enumerate(given, start=1))
+            return "\n".join([own, whole, _PLACES.sub(r"$\1ARGUMENT_\2", text)]), found
+    if not missing:
+        return None
+    path, line = next(iter(missing.items()))
+    hint = f"megaplan import maxtext {shlex.quote(path)}   # with the path of that script here, and the run's own key=value"
+    detail = f"{name} has no key of MaxText, and starts {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not here"
+    raise MegaplanError([diagnostic("MP916", detail, Location(name, line), (hint,))])
 
 
 def _refuse_other(plain: str, text: str, name: str) -> None:

@@ -14,6 +14,7 @@ from megaplan.hosts.megatron.argument import REPORTED, REQUIRED, Argument, Kind,
 from megaplan.hosts.megatron.not_carried import IGNORED, IGNORED_PREFIXES
 from megaplan.hosts.megatron.vocabulary import ARGUMENTS, section_rows
 from megaplan.importers.megatron.meant import MEANT, OLDER, OLDER_IGNORED, OLDER_WORDS, decides_a_tensor, letters, renamed, translate_forks
+from megaplan.importers.megatron.model_commands import command
 from megaplan.importers.megatron.unset import readable, remedies, together, unset_names
 from megaplan.importers.structure import Policy, names_a_tensor, unknown_names
 from megaplan.scalars import MAX_INT
@@ -268,9 +269,8 @@ class Arguments:
         said = (
             f"no {', '.join(map(flag, ('num_layers', *needed)))}: the launch{program} is of another front end than Megatron-LM's own{whose}"
         )
-        hint = "megaplan import hf CONFIG.json, then --set host.name=megatron and the degrees of the launch"
-        if "torchtitan" in self.program:
-            hint = f"megaplan import torchtitan {readable(str(self.values.get('job.config_file', 'JOB.toml')))}"
+        hint = command("\n".join(f"{key}={value}" for key, value in self.values.items())) if model else "megaplan import hf CONFIG.json"
+        hint = f"megaplan import torchtitan {self.name}" if "torchtitan" in self.program else hint
         self._errors.append(diagnostic("MP916", said, Location(self.name), (hint,)))
         return True
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.importers.megatron.arguments import Arguments
+from megaplan.importers.megatron.model_commands import command, left_out
 from megaplan.importers.variables import replaced, variables
 
 
@@ -112,6 +112,8 @@ _FRONT_ENDS = (
     ),
     _FrontEnd("transformers", re.compile(r"\A\s*\{(?=.*\"model_type\")(?!.*\"MODEL_ARGS\")", _WHOLE), "the file itself"),
 )
+_LOOPS = ("slime", "verl", "OpenRLHF", "MindSpeed-RL", "NeMo-RL", "ChatLearn", "ROLL", "AReaL")
+"""Front ends that train on what an engine generates."""
 _WITH_TABLE = ("ms-swift", "slime", "MindSpeed")
 """Front ends whose runs print the table of Megatron's parser."""
 _OF_A_RUN = (
@@ -122,45 +124,9 @@ _PYTHON = re.compile(
     r"import [A-Za-z_][\w.]*(?: as \w+)?(?:, *\w|$)|from [\w.]+ import\b|def \w+\(|class \w+[(:]|@\w+[\w.]*(?:\(|$)|\"\"\"|'''"
 )
 """The first line of a Python source after its comments."""
-_OURS = {
-    "tensor_model_parallel_size": "mesh.tp",
-    "pipeline_model_parallel_size": "mesh.pp",
-    "context_parallel_size": "mesh.cp",
-    "expert_model_parallel_size": "mesh.ep",
-    "expert_tensor_parallel_size": "mesh.etp",
-    "tp_size": "mesh.tp",
-    "pp_size": "mesh.pp",
-    "cp_size": "mesh.cp",
-    "ep_size": "mesh.ep",
-    "micro_batch_size": "batch.micro_batch_size",
-    "local_batch_size": "batch.micro_batch_size",
-    "train_micro_batch_size": "batch.micro_batch_size",
-    "train_micro_batch_size_per_gpu": "batch.micro_batch_size",
-    "per_device_train_batch_size": "batch.micro_batch_size",
-}
-_TUNED_BY = ("train_type", "tuner_type", "sft_type", "finetuning_type", "adapter", "tuner_backend")
-"""Arguments by which front ends choose between all parameters and low-rank adapters."""
-_OF_ROLLOUTS = ("max_prompt_length", "max_response_length")
-"""Lengths of verl that sum to a sequence's length."""
-_PROCESSES = (
-    *("actor_num_gpus_per_node", "num_npus", "num_gpus_per_node", "NPROC_PER_NODE", "nproc_per_node"),
-    *("n_gpus_per_node", "gpus_per_node", "GPUS_PER_NODE", "devices"),
-)
-_SIZES = {
-    "train_global_batch_size": "--global-batch",
-    "global_batch_size": "--global-batch",
-    "ppo_mini_batch_size": "--global-batch",
-    "train_batch_size": "--global-batch",
-    "max_total_sequence_length": "--seq",
-    "max_length": "--seq",
-    "cutoff_len": "--seq",
-    "sequence_len": "--seq",
-    "sequence_length": "--seq",
-    "seq_length": "--seq",
-    "seq_len": "--seq",
-}
 
-
+_RECIPE = re.compile(r"(?:--recipe[ =]+|_target_: *megatron\.bridge\.recipes\.)[\"']?([\w.$\{\}-]+)")
+"""A recipe of Megatron-Bridge that a launch or an override names."""
 _BRIDGE = re.compile(r"^_target_: *megatron\.bridge\.", re.MULTILINE)
 _STATES_MODEL = re.compile(
     r"\A(?=.*^\W*num[-_]layers\W*:)(?=.*^\W*hidden[-_]size\W*:)"
@@ -246,8 +212,14 @@ def refuse_front_end(text: str, name: str) -> None:
             [diagnostic("MP926", f"{name} is of {front.name}", Location(name), (_OWN_COMMANDS[front.name].format(shlex.quote(name)),))]
         )
     detail = f"{name} belongs to {front.name}, which takes the model from {front.model}"
+    plain = replaced(text, variables(text)) if "recipe" in front.model else ""
+    if (named := _RECIPE.search(plain)) is not None:
+        detail = detail.replace("the recipe", f"the recipe {named[1]}")
+    stated_here = _of_policy(text) if front.name == "NeMo-RL" else text
+    if lacks := left_out(stated_here, loops=front.name in _LOOPS):
+        detail += f"\nits first command plans the training steps of the model alone, without {lacks}"
     hints = (
-        *(_of_primus(text) or (command(_of_policy(text) if front.name == "NeMo-RL" else text),)),
+        *(_of_primus(text) or (command(stated_here),)),
         *(_OF_A_RUN if python else _OF_A_RUN[1:] if "run_config" in front.model else ()),
         *(("megaplan import megatron TRAINING.log   # if the log has Megatron's table of arguments",) if front.name in _WITH_TABLE else ()),
     )
@@ -271,63 +243,3 @@ def _is_python(text: str, name: str) -> bool:
         return True
     first = next((line.rstrip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
     return _PYTHON.match(first) is not None
-
-
-def _stated(text: str) -> dict[str, str]:
-    """Values by name of a launch or configuration, with variables replaced; of several commands, the first."""
-    plain = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
-    plain = replaced(plain, variables(plain))
-    found = re.findall(r"([A-Za-z][\w-]*)[\"']?[ =:]+[\"']?((?!--)[\w./-]+)", plain)
-    dotted = [(key.rpartition(".")[2], value) for key, value in re.findall(r"([\w.]+)=[\"']?([\w./-]+)", plain) if "." in key]
-    return {key.replace("-", "_"): value for key, value in reversed(found)} | dict(reversed(dotted))
-
-
-def command(text: str) -> str:
-    """The estimate of the text's model on the degrees that it states."""
-    given = _stated(text)
-    model = next(
-        (
-            given[key]
-            for key in (
-                "model",
-                "model_name",
-                "model_name_or_path",
-                "pretrained_model_name_or_path",
-                "base_model",
-                "hf_checkpoint",
-                "pretrain",
-                "path",
-                "load",
-            )
-            if "/" in given.get(key, "")
-        ),
-        "MODEL",
-    )
-    processes = next((given[key] for key in _PROCESSES if key in given), "8")
-    nodes = next((given[key] for key in ("actor_num_nodes", "NNODES", "nnodes", "num_nodes") if key in given), "1")
-    gpus = int(processes) * int(nodes) if processes.isdigit() and nodes.isdigit() else 8
-    if given.get("num_processes", "").isdigit():  # Accelerate's of all nodes
-        gpus = int(given["num_processes"])
-    words = ["megaplan", "estimate", model, "--gpus", str(gpus)]
-    lengths = [given.get(key, "") for key in _OF_ROLLOUTS]
-    if all(length.isdigit() for length in lengths):
-        words += ["--seq", str(sum(map(int, lengths)))]
-    for key, option in _SIZES.items():
-        if given.get(key, "").isdigit() and option not in words:
-            words += [option, given[key]]
-    for key, ours in _OURS.items():
-        if given.get(key, "").isdigit():
-            words += ["--set", f"{ours}={given[key]}"]
-    for key, value in _adapters(given).items():
-        words += ["--set", f"lora.{key}={value}"]
-    return shlex.join(words)
-
-
-def _adapters(given: Mapping[str, str]) -> dict[str, str]:
-    """The section `lora` of a text that trains low-rank adapters alone; ms-swift and LLaMA-Factory have rank 8 by default."""
-    named = any(given.get(key, "").lower() in ("lora", "qlora", "dora") for key in _TUNED_BY)
-    rank = given.get("lora_rank", "8" if named else "0")
-    if not rank.isdigit() or not int(rank):
-        return {}
-    alpha = given.get("lora_alpha", "")
-    return {"rank": rank, "alpha": alpha if alpha.isdigit() else str(2 * int(rank))}

@@ -23,8 +23,20 @@ def translate_mindspeed(values: dict[str, Any]) -> list[Translated]:
     """Translates arguments of MindSpeed: removes them from `values` and adds their equivalents."""
     if values.pop("o2_gradient", False):
         values["grad_reduce_in_bf16"] = True
-    found = [*_balancing(values), *_delta_nets(values), *_indexer(values), *_layers_of_stages(values)]
+    found = [*_gates(values), *_balancing(values), *_delta_nets(values), *_indexer(values), *_layers_of_stages(values)]
     return found + (_experts(values) if values.get("num_experts") is not None else [])
+
+
+def _gates(values: dict[str, Any]) -> list[Translated]:
+    """Gates of GELU, with three matrices, under the names of forks.
+
+    Source: `core/transformer/mlp.py` of Ascend/MindSpeed-LLM; forks of Megatron-LM have `--geglu` with the same meaning.
+    """
+    given = [key for key in ("geglu", "gelu_tanh") if values.pop(key, False)]
+    if not given or values.get("swiglu"):
+        return []
+    values["quick_geglu"] = True
+    return [Translated("quick_geglu", f"{flag(given[0])} makes a gate of GELU, of three matrices, and is read as --quick-geglu")]
 
 
 def _balancing(values: dict[str, Any]) -> list[Translated]:

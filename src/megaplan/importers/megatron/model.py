@@ -41,7 +41,7 @@ def read_model(launch: Arguments, stack: LaunchLayers, tp: int) -> dict[str, Any
     if position == "learned_absolute" and "A" in letters:
         model["learned_positions"] = launch.whole("max_position_embeddings")
     activation = "swiglu" if launch.given("swiglu") or _quick(launch) else "relu2" if launch.given("squared_relu") else "gelu"
-    ffn = launch.optional("ffn_hidden_size") or (int(4 * hidden * 2 / 3) // 64 * 64 if activation == "swiglu" else 4 * hidden)
+    ffn = launch.optional("ffn_hidden_size") or (int(4 * hidden * 2 / 3) // 64 * 64 if launch.given("swiglu") else 4 * hidden)
     if "A" in letters or (stack.num_modules and "A" in stack.ahead):
         model["attention"] = _attention(launch, stack, hidden, bias=bias, rotates=position in ROTARY)
     else:

@@ -9,8 +9,8 @@ from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.hosts.megatron.argument import flag
 from megaplan.importers.megatron.arguments import Arguments
-from megaplan.importers.megatron.front_ends import command
 from megaplan.importers.megatron.mindspeed import INDEXER, foreign_modules
+from megaplan.importers.megatron.model_commands import command
 
 _OTHER_PROGRAMS = {
     r"bert": "BERT",
@@ -145,6 +145,7 @@ _PARTS = MappingProxyType(
         "kv_compress": "attention to compressed keys is not priced",
         **dict.fromkeys(("enable_mhc", "enable_hyper_connections"), "several residual streams are not priced"),
         "share_kvstates": "layers that share keys and values are not priced",
+        "post_norm": "norms on the outputs of blocks are not priced under host megatron; megarun has model.norm_placement",
         "tp_2d": "tensor parallelism in two dimensions is not priced",
         "kd": "a teacher model in memory is not priced",
     }

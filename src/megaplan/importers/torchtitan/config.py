@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location, MegaplanError, Severity
@@ -30,6 +30,18 @@ TOKENS, SEQUENCE = "training.num_tokens_per_microbatch_per_dp_rank", "training.m
 STEP_TOKENS, MICROBATCHES = "training.num_tokens_per_train_step", "parallelism.num_pp_microbatches"
 
 
+class Launch(NamedTuple):
+    """The arguments of a job's launch.
+
+    Attributes:
+        values: Values by dotted key, which replace the file's.
+        said: Sentences about what was assumed of a script.
+    """
+
+    values: Mapping[str, Any]
+    said: Sequence[str] = ()
+
+
 class JobConfig(ProgramConfig):
     """Dotted keys of a file; every one is read, listed as irrelevant, or refused.
 
@@ -44,7 +56,14 @@ class JobConfig(ProgramConfig):
 
     defaults = DEFAULTS
 
-    def __init__(self, text: str, name: str, function: str | None = None, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        name: str,
+        function: str | None = None,
+        policy: Policy | None = None,
+        launch: Launch | None = None,
+    ) -> None:
         """Read TOML, JSON as torchtitan saves it, a configuration in Python, or Primus's YAML of a job.
 
         Args:
@@ -52,6 +71,7 @@ class JobConfig(ProgramConfig):
             name: Name of the file in diagnostics; one that ends in `.py` is Python.
             function: Configuration of a Python file.
             policy: Policy for keys that the importer does not know.
+            launch: What the launch states.
 
         Raises:
             MegaplanError: MP916 if it has another format, or is not a table; MP932 and MP933 of a Python file.
@@ -62,6 +82,9 @@ class JobConfig(ProgramConfig):
         is_python = name.endswith(".py")
         self.settings: list[str] = []
         given = read_registry(text, name, function) if is_python else self._parsed(text)
+        if launch is not None:
+            given |= launch.values
+            self._said += launch.said
         self.stated: Made | None = given.pop(STATED, None) if is_python else None
         self._chunked = bool(given.pop(CHUNKED_LOSS, False))
         self.age = Age.CURRENT
@@ -120,6 +143,7 @@ class JobConfig(ProgramConfig):
         return values
 
     def _refuse_others(self) -> None:
+        layers: list[str] = []
         for key, value in self.values.items():
             if key == "optimizer.param_groups" and _are_settings(value):
                 continue
@@ -130,8 +154,13 @@ class JobConfig(ProgramConfig):
             elif key not in DEFAULTS and key not in IGNORED and not key.startswith(IGNORED_SECTIONS):
                 if self._policy.strict or names_a_tensor(key.rpartition(".")[2], value) or _resembles(key):
                     self._errors.append(diagnostic("MP913", self._shown(key), self._at(key), (f"--ignore {key}",)))
+                elif _is_of_model(key, value):
+                    layers.append(key)
                 else:
                     self._unknown.append(key)
+        if layers:
+            said = "\n".join(map(self._shown, layers)) + "\nunknown of a model: a fork's own layers may have other tensors"
+            self._errors.append(diagnostic("MP913", said, self._at(layers[0]), (" ".join(f"--ignore {key}" for key in layers),)))
 
     def names(self, key: str) -> list[str]:
         """A list of texts."""
@@ -173,6 +202,11 @@ def _are_settings(groups: Any) -> bool:
     found = groups if isinstance(groups, list) else []
     names = [each.given.get("optimizer_name") or ADAM[0] for each in found if isinstance(each, Made)]
     return bool(found) and len(names) == len(found) and all(name in ADAM for name in names)
+
+
+def _is_of_model(key: str, value: Any) -> bool:
+    """True if an unknown key is a switch that is on, a number or a list of the model, or is in a section inside it: a fork's layers."""
+    return key.startswith("model.") and value not in (None, False, 0, [], "") and (key.count(".") > 1 or not isinstance(value, str))
 
 
 def _resembles(key: str) -> bool:

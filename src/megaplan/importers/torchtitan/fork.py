@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megaplan.importers.megatron.tokenizer_files import counted_tokens
-from megaplan.importers.torchtitan.models import Flavor
+from megaplan.importers.torchtitan.models import FLAVORS, Flavor
 from megaplan.importers.torchtitan.registry_file import Made, Reader
 from megaplan.importers.torchtitan.sizes import VOCABULARIES, WIDTHS, flavor_of
 
@@ -39,8 +39,12 @@ class Registry:
         self.path, self.tree = path, ast.parse(path.read_text(encoding="utf-8"))
 
     def imported(self, name: str) -> tuple[str, Iterator[Path]] | None:
-        """The module that a name is imported from, and the files that it may be."""
+        """The module that a name is imported from, or that it names, and the files that it may be."""
         for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                whole = next((each.name for each in node.names if each.asname == name), None)
+                if whole is not None:
+                    return whole, self._files(ast.ImportFrom(whole, [], 0))
             if isinstance(node, ast.ImportFrom) and any((each.asname or each.name) == name for each in node.names):
                 return node.module or "", self._files(node)
         return None
@@ -68,9 +72,12 @@ def fork_flavor(path: str, model: str, flavor: str, tokenizer: str | None = None
         try:
             registry = Registry(file)
             own = _architecture(registry, model)
-            found = None if own is None else _table(registry, model, flavor)
+            found = None if own is None else _table(registry, model, flavor) or _table(registry, own, flavor)
+            again = None if found is not None or own in (None, model) else _again(registry, own or model, flavor)
         except (SyntaxError, ValueError, RecursionError):
             continue
+        if own is not None and again is not None:
+            return fork_flavor(path, own, again, tokenizer) or FLAVORS.get(own, {}).get(again)
         if found is not None and own is not None:
             made, holder = found
             stated = _default(holder, made, "vocab_size")
@@ -112,10 +119,17 @@ def _registries(path: Path, model: str) -> Iterator[Path]:
         for file in (each / "__init__.py" for each in (*likely, *([folder] if folder.name == model else []))):
             if _is_readable(file):
                 yield file
+        if _names(folder / "__init__.py", model):
+            yield folder / "__init__.py"
         others = [file for package in packages for kind in ("models", "experiments") for file in (package / kind).glob("*/__init__.py")]
         for file in sorted(others)[:MOST_FILES]:
-            if _is_readable(file) and f'"{model}"' in file.read_text(encoding="utf-8", errors="replace"):
+            if _names(file, model):
                 yield file
+
+
+def _names(file: Path, model: str) -> bool:
+    """True if a file registers a model under this name."""
+    return _is_readable(file) and f'"{model}"' in file.read_text(encoding="utf-8", errors="replace")
 
 
 def _is_readable(file: Path) -> bool:
@@ -128,8 +142,9 @@ def _architecture(registry: Registry, model: str) -> str | None:
         return model
     for node in ast.walk(registry.tree):
         for keyword in node.keywords if isinstance(node, ast.Call) else ():
-            if keyword.arg in ("cls", "model_cls") and isinstance(keyword.value, ast.Name):
-                found = registry.imported(keyword.value.id)
+            root = keyword.value.value if isinstance(keyword.value, ast.Attribute) else keyword.value
+            if keyword.arg in ("cls", "model_cls") and isinstance(root, ast.Name):
+                found = registry.imported(root.id)
                 parts = found[0].split(".") if found is not None else []
                 return next((part for part in parts if part in VOCABULARIES), None)
     return None
@@ -145,6 +160,17 @@ def _table(registry: Registry, model: str, flavor: str, *, follows: bool = True)
         for file in _tables_files(registry, node, stem) if follows and isinstance(node, ast.ImportFrom) else ():
             if (other := _table(Registry(file), model, flavor, follows=False)) is not None:
                 return other
+    return None
+
+
+def _again(registry: Registry, own: str, flavor: str) -> str | None:
+    """The flavor of torchtitan's own table that a fork's table has under a name: `OTHER.llama3_configs["1B"]`, or a call of it."""
+    stem = own.replace("_", "")
+    for node in registry.tree.body:
+        value = _stated(node, stem, flavor)
+        value = value.func if isinstance(value, ast.Call) else value
+        if isinstance(value, ast.Subscript) and _is_stem(ast.unparse(value.value), stem) and isinstance(value.slice, ast.Constant):
+            return str(value.slice.value)
     return None
 
 

@@ -113,6 +113,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "optimizer.param_groups": (None, "parameter groups with separate optimizers are not priced"),
     "parallelism.full_dtensor": (False, "its additional memory is not priced"),
     "parallelism.enable_fsdp_symm_mem": (False, "symmetric memory is outside torch's allocator and not priced"),
+    "model.num_mtp_layers": (0, "prediction depths have no counterpart in host torchtitan"),
     "optimizer.optimizers": (None, "groups of parameters with their own optimizers are not priced"),
     "parallelism.enable_sequence_parallel": (True, "tensor parallelism without sequence parallelism is not priced"),
     "parallelism.enable_compiled_autograd": (False, "compiled autograd keeps other tensors"),

@@ -133,6 +133,8 @@ def _llama4(experts: int, every: int) -> Flavor:
 FLAVORS: dict[str, dict[str, Flavor]] = {
     "llama3": {
         "debugmodel": Flavor(256, 6, 16, 16, 16, 768, 2048, 500_000.0),
+        "1B": Flavor(2048, 16, 32, 8, 64, 8192, LLAMA3_VOCABULARY, 500_000.0, tied=True),
+        "3B": Flavor(3072, 28, 24, 8, 128, 8192, LLAMA3_VOCABULARY, 500_000.0, tied=True),
         "8B": Flavor(4096, 32, 32, 8, 128, 14_336, LLAMA3_VOCABULARY, 500_000.0),
         "70B": Flavor(8192, 80, 64, 8, 128, 28_672, LLAMA3_VOCABULARY, 500_000.0),
         "405B": Flavor(16_384, 126, 128, 8, 128, 53_248, LLAMA3_VOCABULARY, 500_000.0),

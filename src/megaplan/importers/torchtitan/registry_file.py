@@ -226,12 +226,31 @@ def read_registry(text: str, name: str, function: str | None = None) -> dict[str
     made, chosen = _chosen({each: reader.call(each, [], {}) for each in reader.functions}, name, function)
     from megaplan.importers.torchtitan.models import REFUSED  # noqa: PLC0415  (its own table)
 
+    _refuse_loop(made, name, chosen)
     keys = dict(_keys(made, name, chosen))
     unread = {key: value for key, value in keys.items() if isinstance(value, Unread if key == STATED else Unread | Made)}
-    if unread and keys.get("model.name") not in REFUSED:  # which has a better reason
+    if unread and keys.get("model.name") not in REFUSED and keys.get("fault_tolerance.enable") is not True:  # which have a better reason
         where = [(key, Location(name, line=value.line), value.line) for key, value in unread.items()]
         raise MegaplanError([diagnostic("MP932", f"{key} is made on line {line}", at) for key, at, line in where])
     return {key: value for key, value in keys.items() if key not in unread}
+
+
+def _refuse_loop(made: Made, name: str, function: str) -> None:
+    """Refuses a configuration of post-training, which has generators of answers next to a trainer.
+
+    Raises:
+        MegaplanError: MP926.
+    """
+    if of_loop := sorted(_OF_LOOPS & made.given.keys()):
+        detail = (
+            f"{function} returns {made.name} with {', '.join(of_loop)}: training on generated answers; a job of torchtitan has one model"
+        )
+        hint = "megaplan explain post_training   # the section that plans it, over the spec of the model that is trained"
+        raise MegaplanError([diagnostic("MP926", detail, Location(name, line=made.line), (hint,))])
+
+
+_OF_LOOPS = {"async_loop", "generator", "num_generators", "rollouter", "trainer"}
+"""Fields of configurations of `torchtitan/experiments/rl`."""
 
 
 def _chosen(found: Mapping[str, Any], name: str, function: str | None) -> tuple[Made, str]:
@@ -254,7 +273,7 @@ def _chosen(found: Mapping[str, Any], name: str, function: str | None) -> tuple[
 
 IGNORED = frozenset(
     {"hf_assets_path", "metrics", "profiling", "profiler", "dataloader", "validator", "checkpoint", "lr_scheduler", "debug", "comm", "job"}
-    | {"tokenizer", "loss", "dump_folder", "print_config", "fault_tolerance"}
+    | {"tokenizer", "loss", "dump_folder", "print_config"}
 )
 """Fields of a configuration that change no tensor of a step; of the loss, only the chunking of logits."""
 

@@ -12,7 +12,7 @@ from megaplan.diagnostics import diagnostic, refuse
 from megaplan.errors import Location, Severity
 from megaplan.importers.imported import Imported
 from megaplan.importers.structure import Policy
-from megaplan.importers.torchtitan.config import ADAM, JobConfig
+from megaplan.importers.torchtitan.config import ADAM, JobConfig, Launch
 from megaplan.importers.torchtitan.fork import fork_flavor, stated_flavor, tokens_of
 from megaplan.importers.torchtitan.hosts import check_for_hosts
 from megaplan.importers.torchtitan.keys import DEFAULTS, ONE_RANK, Age
@@ -70,6 +70,7 @@ def import_torchtitan(
     model: str | None = None,
     function: str | None = None,
     policy: Policy | None = None,
+    launch: Launch | None = None,
 ) -> Imported:
     """The spec of a job.
 
@@ -81,11 +82,12 @@ def import_torchtitan(
         model: NAME/FLAVOR of the registry, needed if the file has no section `model`.
         function: Configuration of a Python file that has several.
         policy: Policy for keys that the importer does not know.
+        launch: What the launch of the job states.
 
     Raises:
         MegaplanError: Every error found: MP913, MP914, MP916, MP932, MP933, or those of the spec that results.
     """
-    config = JobConfig(text, name, function, policy)
+    config = JobConfig(text, name, function, policy, launch)
     if model is not None:
         name_of_model, _, config.values["model.flavor"] = model.partition("/")
         config.values["model.name"] = registered(name_of_model)
@@ -212,7 +214,7 @@ def _refuse_flavor(config: JobConfig, name: str, flavor: str) -> NoReturn:
     sizes = json.dumps(section_of(like or EXAMPLE)).replace('"', "")
     stated = f"--set 'model={sizes}'   # sizes of {like or EXAMPLE}; write those of {name}/{flavor}"
     near = [f"--model {like}"] if like else []
-    public = flavor if "/" in flavor else f"{name}/{flavor}"
+    public = flavor if "/" in flavor else name if "/" in name else f"{name}/{flavor}"
     if PUBLISHED.search(public):  # OWNER/MODEL of a hub
         near = [f"megaplan estimate {public} --gpus 8   # the published model, on host megarun"]
     config.wrong("model.flavor", f"with model.name = {name} one of {', '.join(known)}", *near, stated)
