@@ -3,8 +3,6 @@
 Source: `verl/trainer/config` of verl 0.7: ppo_trainer.yaml, ppo_megatron_trainer.yaml, rollout, engine/megatron and engine/fsdp.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from typing import Any

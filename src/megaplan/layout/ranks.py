@@ -1,7 +1,5 @@
 """Sets of ranks as half-open runs: `[[0, 4], [8, 12]]` for 0 to 3 and 8 to 11; any length takes a few bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 See `docs/reference/token-file.md`.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import asdict, dataclass, fields

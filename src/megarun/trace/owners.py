@@ -1,7 +1,5 @@
 """Ownership of storages: the rules that assign every live storage one kind, one name and one budget column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

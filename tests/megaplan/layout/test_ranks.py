@@ -1,7 +1,5 @@
 """Rank and coordinate on both meshes, groups, and which groups leave a node."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
