@@ -5,16 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from kernel_checks import (
-    TOLERANCE,
-    check_contract,
-    check_needs,
-    check_uniform_cotangent,
-    check_values,
-    no_reference,
-    shuffled_grid,
-    strided,
-)
+from kernel_checks import TOLERANCE, check_values, contract_tests, no_reference, shuffled_grid, strided
 from op_cases import CASES
 from op_checks import rms_ratio
 from torch import Tensor
@@ -340,20 +331,9 @@ def test_rows_that_one_program_does_not_hold(monkeypatch: pytest.MonkeyPatch) ->
     assert rms_ratio(found[3], expected[3]) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.usefixtures("small_tiles")
-def test_contract() -> None:
-    check_contract(BY_NAME["indexed_attention_window"])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_tiles")
-def test_only_wanted_gradients() -> None:
-    check_needs(BY_NAME["indexed_attention"], reference)
-
-
-@pytest.mark.usefixtures("small_tiles")
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(BY_NAME["indexed_attention"])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference, [BY_NAME["indexed_attention_window"]], [BY_NAME["indexed_attention"]], slow=("needs",), fixture="small_tiles"
+)
 
 
 def test_no_positions() -> None:

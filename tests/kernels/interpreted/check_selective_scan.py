@@ -5,16 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from kernel_checks import (
-    TOLERANCE,
-    check_contract,
-    check_needs,
-    check_uniform_cotangent,
-    check_values,
-    no_reference,
-    shuffled_grid,
-    strided,
-)
+from kernel_checks import TOLERANCE, check_values, contract_tests, no_reference, shuffled_grid, strided
 from op_cases import CASES
 from op_checks import rms_ratio
 from torch import Tensor
@@ -154,17 +145,9 @@ def test_more_random_shapes(seed: int) -> None:
     check_drawn(seed)
 
 
-def test_contract() -> None:
-    check_contract(BY_NAME["selective_scan_packed"])
-
-
-@pytest.mark.slow
-def test_only_wanted_gradients() -> None:
-    check_needs(BY_NAME["selective_scan_packed"], reference)
-
-
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(BY_NAME["selective_scan"])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference, [BY_NAME["selective_scan_packed"]], uniform=[BY_NAME["selective_scan"]], slow=("needs",)
+)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
