@@ -7,7 +7,7 @@ the same bits.
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -175,6 +175,11 @@ def check_contract(case: Case) -> None:
 def each(cases: Sequence[Case]) -> pytest.MarkDecorator:
     """The decorator of a test of these cases."""
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+def seeds(quick: Iterable[int], more: Iterable[int]) -> pytest.MarkDecorator:
+    """The decorator of a test of random draws; `more` are slow."""
+    return pytest.mark.parametrize("seed", [*quick, *(pytest.param(seed, marks=pytest.mark.slow) for seed in more)])
 
 
 def contract_tests(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, no_reference, shuffled_grid, strided
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, no_reference, seeds, shuffled_grid, strided
 from op_cases import CASES
 from op_checks import rms_ratio
 from torch import Tensor
@@ -99,7 +99,9 @@ def independent(given: Attention) -> tuple[Tensor, Tensor]:
     return out.transpose(1, 2), (q @ k.mT * given.scale).masked_fill(~seen, -torch.inf).logsumexp(-1)
 
 
-def check_drawn(seed: int) -> None:
+@pytest.mark.usefixtures("small_tiles")
+@seeds(range(10), [*range(10, 28), *range(100, 160)])
+def test_random_shapes(seed: int) -> None:
     given, dtype = drawn(seed)
     narrow = given._replace(**{name: getattr(given, name).to(dtype) for name in "qkv"})
     wide = given._replace(**{name: getattr(narrow, name).double().requires_grad_() for name in "qkv"})
@@ -116,19 +118,6 @@ def check_drawn(seed: int) -> None:
             ratios[name] = (found[index].double() - expected[index]).norm().item() / smallest
     assert {name: ratio for name, ratio in ratios.items() if not ratio <= TOLERANCE[dtype]} == {}
     assert lse.dtype == torch.float32
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("seed", range(10))
-def test_random_shapes(seed: int) -> None:
-    check_drawn(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("seed", [*range(10, 28), *range(100, 160)])
-def test_more_random_shapes(seed: int) -> None:
-    check_drawn(seed)
 
 
 @pytest.mark.usefixtures("small_tiles")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, check_values, contract_tests, each, no_reference, shuffled_grid, strided
+from kernel_checks import TOLERANCE, check_values, contract_tests, each, no_reference, seeds, shuffled_grid, strided
 from op_cases import BY_NAME
 from op_checks import rms_ratio
 from op_exact import exact_gated_conv
@@ -94,7 +94,9 @@ def independent(given: Drawn, wide: list[Tensor]) -> Tensor:
     return output_gate * torch.stack(rows)
 
 
-def check_drawn(seed: int) -> None:
+@pytest.mark.usefixtures("small_tiles")
+@seeds(range(3), range(3, 50))
+def test_random_shapes(seed: int) -> None:
     """The operation, and that of pieces put together, against another implementation; both with the same bits in any order."""
     given = drawn(seed)
     sequences, weight, bias, starts = given[:4]
@@ -133,19 +135,6 @@ def of_pieces(given: Drawn, grad: Tensor) -> list[Tensor]:
         factors = sequences[other].unflatten(1, (num_pieces, length))
         pieces[:, :-1, length - late :] += of_before[:, 1:] * factors[:, :-1, length - late :]
     return [y, *found, of_weight, *([] if of_bias is None else [of_bias])]
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("seed", range(3))
-def test_random_shapes(seed: int) -> None:
-    check_drawn(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("seed", range(3, 50))
-def test_more_random_shapes(seed: int) -> None:
-    check_drawn(seed)
 
 
 test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(reference, [CONV[-1]], uniform=[FOUR])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, no_reference, run, seeds_of, shuffled_grid, strided
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, no_reference, run, seeds, seeds_of, shuffled_grid, strided
 from op_cases import CASES
 from op_checks import gradients, rms_ratio
 from op_exact import exact_gated_delta
@@ -106,7 +106,7 @@ def independent(given: dict[str, Any]) -> Tensor:
     return per_document(exact_gated_delta, SEQUENCES, inputs | {"starts": given["starts"]})
 
 
-@pytest.mark.parametrize("seed", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in SEEDS])
+@seeds(QUICK, [each for each in SEEDS if each not in QUICK])
 def test_random_shapes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In fp32 also with the larger tile that other dtypes have, so that all of it is held to fp32's bound."""
     given, dtype, tile = drawn(seed)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, no_reference, shuffled_grid, strided
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, no_reference, seeds, shuffled_grid, strided
 from op_cases import CASES
 from op_checks import gradients, rms_ratio
 from op_exact import exact_mamba3
@@ -118,7 +118,7 @@ def check_drawn(seed: int) -> None:
     assert [each.dtype for each in found] == [dtype] * len(found)
 
 
-@pytest.mark.parametrize("seed", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in SEEDS])
+@seeds(QUICK, [each for each in SEEDS if each not in QUICK])
 def test_random_shapes(seed: int) -> None:
     check_drawn(seed)
 
