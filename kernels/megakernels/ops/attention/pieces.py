@@ -59,12 +59,11 @@ def attention_pieces(
     require(k.shape[1] == v.shape[1], "attention_pieces", "k and v must have the same positions", k=k.shape, v=v.shape)
     require_pieces("attention_pieces", q.shape[1], k.shape[1], query_pieces, key_pieces)
     require_starts("attention_pieces", starts, q.shape[:2])
-    out: Tensor
-    lse: Tensor
     require_sinks("attention_pieces", sinks, q)
     require_relations("attention_pieces", classes, relations, q, k)
-    out, lse = _pieces(q, k, v, starts, scale, window, sinks, classes, relations, cap, True, list(query_pieces), list(key_pieces))
-    return out, lse
+    pieces = list(query_pieces), list(key_pieces)
+    made: tuple[Tensor, Tensor] = _pieces(q, k, v, starts, scale, window, sinks, classes, relations, cap, True, *pieces)
+    return made
 
 
 def attention_pieces_backward(

@@ -53,10 +53,8 @@ def chosen_attention_pieces(
     require_pieces("chosen_attention_pieces", q.shape[1], k.shape[1], query_pieces, key_pieces)
     require_starts("chosen_attention_pieces", starts, q.shape[:2])
     require_sinks("chosen_attention_pieces", sinks, q)
-    out: Tensor
-    lse: Tensor
-    out, lse = _pieces(q, k, v, choice, starts, scale, window, sinks, list(query_pieces), list(key_pieces))
-    return out, lse
+    made: tuple[Tensor, Tensor] = _pieces(q, k, v, choice, starts, scale, window, sinks, list(query_pieces), list(key_pieces))
+    return made
 
 
 def chosen_attention_pieces_backward(
