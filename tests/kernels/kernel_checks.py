@@ -198,7 +198,7 @@ def contract_tests(
         contract: Cases of `check_contract`.
         needs: Cases of `check_needs`; those of `contract` if None.
         uniform: Cases of `check_uniform_cotangent`; those of `needs` if None.
-        slow: Those of the three that are marked slow, by the names of their cases.
+        slow: Names of the lists of cases that are marked slow.
         fixture: A fixture that each of them uses.
     """
     needs = contract if needs is None else needs
