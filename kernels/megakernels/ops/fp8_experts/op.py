@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megakernels._common import fake_like, register_cost, register_scratch, types_of
 from megakernels._common.operations import declare
-from megakernels.ops.fp8_experts import inputs, run, sizes
+from megakernels.ops.fp8_experts import cost, inputs, run, sizes
 from megakernels.ops.fp8_experts.facts import turned_columns
 from megakernels.ops.fp8_experts.reference import FORMAT
 from megakernels.ops.moe.inputs import Experts
@@ -171,7 +171,7 @@ _fp8_experts = declare("fp8_experts", _forward, {name: TYPES[name] for name in F
 _fp8_experts_backward = declare("fp8_experts_backward", _backward, {name: TYPES[name] for name in BACKWARD}, list[Tensor], ("numbers",))
 _fp8_experts.register_fake(_fake)
 _fp8_experts_backward.register_fake(_fake_backward)
-register_cost(_fp8_experts, lambda *values: sizes.forward_cost(dict(zip(FORWARD, values, strict=True))))
-register_cost(_fp8_experts_backward, lambda *values: sizes.backward_cost(dict(zip(BACKWARD, values, strict=True))))
+register_cost(_fp8_experts, lambda *values: cost.forward_cost(dict(zip(FORWARD, values, strict=True))))
+register_cost(_fp8_experts_backward, lambda *values: cost.backward_cost(dict(zip(BACKWARD, values, strict=True))))
 register_scratch(_fp8_experts, lambda *values: sizes.forward_scratch(dict(zip(FORWARD, values, strict=True))))
 register_scratch(_fp8_experts_backward, lambda *values: sizes.backward_scratch(dict(zip(BACKWARD, values, strict=True))))

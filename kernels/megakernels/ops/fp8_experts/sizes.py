@@ -1,15 +1,12 @@
-"""Bytes that the MLPs of experts in eight bits hold inside themselves on CUDA, by the facts of their sizes, and their cost.
+"""Bytes that the experts' MLPs in eight bits hold inside themselves on CUDA, for given tensors, by the facts of their sizes.
 
-Plain torch's own intermediates between products are not counted, as those of `experts` are not. The cost is what launches do not show:
-rows are read for each slot, and twice for scales of columns.
+Plain torch's own intermediates between products are not counted, as those of `experts` are not.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from megakernels._common import Cost, chooses_triton
+from megakernels._common import chooses_triton
 from megakernels.ops.fp8_experts.facts import ScaledBank
 from megakernels.ops.fp8_linear.facts import BLOCKS, DELAYED
 from megakernels.ops.moe.facts import ExpertSizes
@@ -37,25 +34,3 @@ def backward_scratch(values: Mapping[str, Any]) -> int:
     biases = values["gate_bias"], values["up_bias"], values["down_bias"]
     of_gate, of_up, of_down = (0 if bias is None else bias.nbytes for bias in biases)
     return bank.backward_bytes((of_gate, of_up, of_down))
-
-
-def forward_cost(values: Mapping[str, Any]) -> Cost:
-    """Cost of `fp8_experts`, from its arguments by name."""
-    return Cost({}, repeated_bytes=_repeated_token_bytes(values["x"], values["rows"], values["scaling"]) if values["keeps"] else 0)
-
-
-def backward_cost(values: Mapping[str, Any]) -> Cost:
-    """Cost of `fp8_experts_backward`, from its arguments by name."""
-    up, up_out, scaling = values["up"], values["up_out"], values["scaling"]
-    first = 1 if values["gate"] is None else 2
-    tokens = _repeated_token_bytes(values["grad_y"], values["rows"], scaling) * (1 if values["scales"] is not None else 2)
-    if values["down_bias"] is not None:  # whose gradient reads each row's token once
-        tokens += _repeated_token_bytes(values["grad_y"], values["rows"], "tensor")
-    whole = sum(each is None for each in (values["packed"] or [None] * 3)[:3]) - (first == 1)  # a missing gate is not packed
-    return Cost({}, repeated_bytes=tokens + ((1 + first) * up_out.nbytes + whole * up.nbytes if scaling == "rows" else 0))
-
-
-def _repeated_token_bytes(x: Tensor, rows: Tensor, scaling: str) -> int:
-    """Bytes read repeatedly for a transposed copy of tokens' rows."""
-    passes = 2 if scaling == "rows" else 1
-    return (passes * rows.shape[0] - x.shape[0]) * x.shape[1] * x.itemsize
