@@ -8,8 +8,6 @@ Saves are those of one process. They go to `--out`, and from a local stage to a 
 Copies in memory are those of two ranks of FSDP2, each under its own torchrun as on two nodes, and happen in every step.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

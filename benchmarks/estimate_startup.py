@@ -6,8 +6,6 @@ Prints ratios of medians; the bar is 3.5. Timings on shared machines are ratios 
 install leaves them: with PYTHONDONTWRITEBYTECODE set, run `python -m compileall src` first.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import subprocess

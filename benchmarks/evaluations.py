@@ -10,8 +10,6 @@ With `--search` layouts of NAM56R on 8 ranks, drawn from those of a search, are 
 number per CPU second.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -3,8 +3,6 @@
 python benchmarks/low_precision_pairs.py [--check]     with --check: nothing written, exit 1 if the page would change
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Pages that benchmarks generate."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

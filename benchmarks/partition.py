@@ -7,8 +7,6 @@ caps that differ by slot and bind. The linear programme decides for every slot a
 for the partitioners, one run for the programme, which is given up after `--seconds` a stack.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import platform

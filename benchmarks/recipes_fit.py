@@ -8,8 +8,6 @@ are refused by Megatron itself. With --page the rows are kept in
 `benchmarks/results/recipes_fit.json` and `docs/reference/recipes-fit.md` is written.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

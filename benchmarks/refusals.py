@@ -6,8 +6,6 @@ Runs the tests of bad specs, overrides, files, plans and cost files, and times e
 upper bound. Exits 1 if one is past the bar, or fails.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

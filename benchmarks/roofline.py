@@ -10,8 +10,6 @@ Each operation is priced at the device's peak rates; the result is a lower bound
 prediction. Only a few microbatches are run, because all between the first and the last are identical.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

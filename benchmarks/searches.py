@@ -9,8 +9,6 @@ With `--first`, the CPU seconds of a new process until a search has its first ro
 models of docs/reference/models.md with more than 20 billion parameters on 64 and 256 devices, a sequence for each device.
 """
 
-from __future__ import annotations
-
 import argparse
 import cProfile
 import json

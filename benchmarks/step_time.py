@@ -12,8 +12,6 @@ together, the embedding's counted with the first layer and the head's with the l
   long as the largest block exceeds the smallest by more than 1, the smallest takes one layer from its neighbour on the largest one's side.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

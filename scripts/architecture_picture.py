@@ -3,8 +3,6 @@
 python scripts/architecture_picture.py [--check]
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 python scripts/demo_curve.py runs/demo curve.svg
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 python scripts/demo_kill.py RUN STEP COMMAND…        exits 1 if the command ends by itself before STEP
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

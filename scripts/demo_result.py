@@ -5,8 +5,6 @@ layout's, or if the last loss is not below the entropy. Over all steps the diffe
 order, and at the demo's learning rate training makes more of that rounding with every step.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

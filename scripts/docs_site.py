@@ -4,8 +4,6 @@ The repository's own links are relative to each file and stay as they are. On th
 Its folder has `docs/`; other pages of the repository become pages of the site.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 python scripts/errors_page.py [--check]     --check exits 1 if the page is out of date
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import defaultdict

@@ -8,8 +8,6 @@ with these rows; `--again` makes kept rows, too. `--fuse` breaks the runs of one
 server of this machine (scripts/storage_env.sh) and writes no page: the page that is written later has these seconds, too.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -6,8 +6,6 @@ python scripts/fuzz.py [--count 2000] [--seed 0] [--lines 2000 [--files DIR]]
 such as unpacked packages of the index.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -6,8 +6,6 @@ There `DIR/run.sh [options of benchmarks/gpu/run.py]` installs the wheels into D
 machine with torch, typer and rich may lack; versions are those of constraints.txt.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

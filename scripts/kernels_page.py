@@ -3,8 +3,6 @@
 python scripts/kernels_page.py [--check]     --check exits 1 if the page is out of date
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -7,8 +7,6 @@ is kept in runs/kills with the digest of megarun's sources; a kill that is kept 
 others. `--limit` ends the command after a kill. `--write` makes docs/reference/kills.md of all that is kept there.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -33,7 +31,7 @@ from megaplan.spec.models import Mesh  # noqa: E402
 PAGE, KEPT = ROOT / "docs/reference/kills.md", ROOT / "runs/kills"
 
 
-def page(kept_kills: list[Kept]) -> str:
+def page(kept_kills: "list[Kept]") -> str:
     """The page's text."""
     kills = [(each.seed, each.kill) for each in kept_kills]
     digests = Counter(each.sources for each in kept_kills)

@@ -3,8 +3,6 @@
 python scripts/megatron_page.py [--check]     --check exits 1 if the page is out of date
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

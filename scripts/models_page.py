@@ -3,8 +3,6 @@
 The configs are the fields that decide a shape and differ from the class's default, as the models' pages give them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -16,8 +16,6 @@ A mutant past its time-out (ten times what its tests take, and a minute) counts 
 and survivors into benchmarks/results/mutants.md; why a survivor changes nothing is kept in scripts/mutation/equivalent.yaml.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -3,8 +3,6 @@
 python scripts/parity_random.py [--seed 0] [--count 40]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -3,8 +3,6 @@
 python scripts/recoveries.py [--seed 0] [--rounds 1] [--write]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -3,8 +3,6 @@
 python scripts/requirements_table.py [--check]     --check exits 1 if the page is out of date or a test cites an unknown number
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

@@ -4,8 +4,6 @@ Runs where transformers is installed: `scripts/test_upstream.sh --defaults`. Fac
 of a field, the base of rotary angles, and the class that has a head over the vocabulary.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -4,8 +4,6 @@ A file counts if one of its named functions is called; lambdas, comprehensions a
 A move is a call of a named function in another file than that of the last one.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import io

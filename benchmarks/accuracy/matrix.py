@@ -1,7 +1,5 @@
 """The committed matrix of plans as jobs with their estimates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

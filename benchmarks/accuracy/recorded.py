@@ -4,8 +4,6 @@ A row holds what one cell was estimated at when it was traced. A rank whose esti
 the committed page says nothing about it. A changed runtime under an unchanged estimate is seen by tracing alone.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable
 from pathlib import Path

@@ -8,8 +8,6 @@ python benchmarks/accuracy/run.py --stale NAME … both
 Exits 1 if a rank is past tolerance.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import os

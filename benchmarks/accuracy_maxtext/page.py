@@ -1,7 +1,5 @@
 """Each published run through `megaplan import maxtext`, and the page of its errors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,5 @@
 """Measured runs by the users' path: each launch is imported, and what is priced is the spec that results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

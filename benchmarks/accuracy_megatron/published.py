@@ -3,8 +3,6 @@
 Source: `megatron/training/theoretical_memory_usage.py`: weights of the fullest stage, and activations of the first one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Megatron-Bridge's study of selective recompute, which no term was made from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

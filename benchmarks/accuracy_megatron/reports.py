@@ -3,8 +3,6 @@
 python benchmarks/accuracy_megatron/reports.py [--check]     --check exits 1 if the page is out of date
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -7,8 +7,6 @@ residual stream 0.02 / √(2 · layers). Its text is not published: tokens are d
 left out. Every group of experts that a rank could hold is one draw of a rank.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 python benchmarks/accuracy_megatron/run.py [--check]     with --check: nothing written, exit 1 if the page would change
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """SimuMax's runs on B200: the peak of every pipeline stage, compared with SimuMax's own estimates."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import mean

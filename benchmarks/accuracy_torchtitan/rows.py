@@ -4,8 +4,6 @@ What a table leaves open has torchtitan's default of that time; `sets` are keys 
 changed between two versions that have the same keys.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

@@ -3,8 +3,6 @@
 python benchmarks/accuracy_torchtitan/run.py
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

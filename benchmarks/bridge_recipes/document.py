@@ -4,8 +4,6 @@ A recipe is a flat mapping of dotted keys (`model.tensor_model_parallel_size`). 
 model in its name, from `architectures.json`, and its mixed precision is the preset that the end of its name refers to.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The generated page `docs/reference/recipes-fit.md`, from the rows that `benchmarks/recipes_fit.py --page` last judged."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

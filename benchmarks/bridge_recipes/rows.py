@@ -1,7 +1,5 @@
 """`judge`: whether one published recipe fits by the estimate."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

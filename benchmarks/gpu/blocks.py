@@ -1,7 +1,5 @@
 """Blocks alive at a GPU's peak, compared with the storages that a trace has alive in that phase, to find the cause of a miss."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

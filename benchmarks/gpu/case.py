@@ -1,7 +1,5 @@
 """One operation at one size, as `benchmarks/gpu/run.py` checks and times it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

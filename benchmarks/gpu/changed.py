@@ -8,8 +8,6 @@ Each row has the microseconds of a kernel's launches in one call before and afte
 it runs now has basis `measured`; one whose times are of an experiment, `modelled`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

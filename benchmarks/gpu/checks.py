@@ -1,7 +1,5 @@
 """Checks the kernels on a device: every operation against its fp64 result at several sizes, each twice for the same bits."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

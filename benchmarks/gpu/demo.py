@@ -1,7 +1,5 @@
 """The demo's training on the device, compared with the same training on the CPU, at fp32."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

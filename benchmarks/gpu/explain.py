@@ -1,7 +1,5 @@
 """Difference between one plan's peak on a GPU and the trace of the same phase, size by size."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gpu.blocks import compared_with_trace

@@ -1,7 +1,5 @@
 """Facts of a device: versions, capacity, bytes of its context, and the two rates that others are compared with."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Failures put into jobs on purpose, to show that the other jobs continue."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

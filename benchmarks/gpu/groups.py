@@ -4,8 +4,6 @@ A measured profile and the step-time model are compared part by part: both use t
 `benchmarks/results/h200-2026-11-26.json`, whose kernel names are cut at 110 characters, so a rule reads no further than that.
 """
 
-from __future__ import annotations
-
 import re
 
 from megaplan.measured.kernels import FAMILIES, GEMM, family_of

@@ -1,7 +1,5 @@
 """The jobs of a run, in order: what is cheap and decides most comes first, what only adds detail last."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path

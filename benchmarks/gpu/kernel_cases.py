@@ -3,8 +3,6 @@
 Each operation has a full size and a small one; the small ones check the harness on a machine without a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 

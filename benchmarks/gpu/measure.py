@@ -1,7 +1,5 @@
 """One plan trained in this process: every phase's peaks as torch and the driver report them, the estimate's, and each step's seconds."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

@@ -6,8 +6,6 @@ python benchmarks/gpu/page.py DIR --results FILE.json        what benchmarks/res
 python benchmarks/gpu/page.py [DIR …] --pending              write benchmarks/pending.md, without what DIR or benchmarks/results has
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -4,8 +4,6 @@ Each takes the inputs of a `KernelCase` by name. A loss is a sum over rows, labe
 the Triton version refuses by itself: its row has the message.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator

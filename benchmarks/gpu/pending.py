@@ -1,7 +1,5 @@
 """Lines of `benchmarks/pending.md`: what still needs a GPU, each with the jobs that settle it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One training step under torch's profiler: every kernel with its launches, time and operation, and how long the device was busy."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any

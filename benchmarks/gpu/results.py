@@ -1,7 +1,5 @@
 """The file of results: a line of JSON for everything that is found, appended and flushed at once."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator

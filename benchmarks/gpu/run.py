@@ -14,8 +14,6 @@ torch and megarun are loaded once, without CUDA; every job is a fork of that pro
 GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import os

@@ -1,7 +1,5 @@
 """The scans and recurrences that `benchmarks/gpu/run.py` measures."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from gpu.case import KernelCase

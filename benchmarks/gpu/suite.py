@@ -1,7 +1,5 @@
 """The kernel checks of `tests/kernels/interpreted` on a device: one process a file, a line a test."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of the findings of `run.py`."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

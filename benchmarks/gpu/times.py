@@ -1,7 +1,5 @@
 """Time of an operation: kernel time of a captured graph and wall time of the eager call, both compared with the device's own limits."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ position and so compiles it into the cache; then one alone that times kernel by 
 lines.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +37,7 @@ class Setting(NamedTuple):
     registers: int | None
 
     @classmethod
-    def of(cls, options: Options) -> Setting:
+    def of(cls, options: Options) -> "Setting":
         """Setting of a launch's options."""
         return cls(options["num_warps"], options.get("num_stages"), options.get("maxnreg"))
 

@@ -10,8 +10,6 @@ cases with equal constants count together. Options are adopted if they make thes
 kernels without a loop, which stages do not change, differ by about as much.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence

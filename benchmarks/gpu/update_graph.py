@@ -6,8 +6,6 @@ Names are files of `specs/`; without a GPU those of small plans, whose steps are
 Exits 1 if a run failed, or if its losses are not those of the first value.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -1,7 +1,5 @@
 """A job in its own process, forked from one that has torch loaded and no CUDA; its lines come back through a pipe."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -5,8 +5,6 @@ AEMEAEMEAEMR with R run as M, 56 heads of 64 in attention and in Mamba (64 under
 64. The recipe's environment lets torch's segments grow.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

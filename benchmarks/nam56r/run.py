@@ -5,8 +5,6 @@ python benchmarks/nam56r/run.py ROWS.json [--page docs/reference/accuracy-nam56r
 Each run is its launch, imported and estimated as a user would. The rows stay outside the repository.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Examinations in their own processes, forked from one server that has loaded torch once; one that takes too long is ended."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

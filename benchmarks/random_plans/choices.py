@@ -1,7 +1,5 @@
 """Draws from a seed, one stream a section, so that a new key of one section changes no other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from random import Random

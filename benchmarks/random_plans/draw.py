@@ -1,7 +1,5 @@
 """`draw(seed)`: the plain values of one random spec."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

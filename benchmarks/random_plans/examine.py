@@ -1,7 +1,5 @@
 """One random plan: split, estimated, traced rank by rank, and every way in which the two differ."""
 
-from __future__ import annotations
-
 import time
 import traceback
 import warnings

@@ -1,7 +1,5 @@
 """The degrees, the schedule, the batch and the cuts of a random plan."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm

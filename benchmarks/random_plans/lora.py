@@ -1,7 +1,5 @@
 """`lora` of a random plan of megarun, where nothing of it is refused with adapters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import ValidationError

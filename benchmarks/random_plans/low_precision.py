@@ -1,7 +1,5 @@
 """`precision.recipe` of a random plan, where device, widths and recompute allow one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any

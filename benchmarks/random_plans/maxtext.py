@@ -1,7 +1,5 @@
 """Specs of host maxtext: models of its decoder blocks, the meshes, slices, dtypes and remat policies that it has."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 from megaplan.hosts.maxtext.policies import TENSORS

@@ -1,7 +1,5 @@
 """The architecture of a random plan: every family and kind, odd and prime sizes, such that every degree divides what it shards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

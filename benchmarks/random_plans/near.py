@@ -1,7 +1,5 @@
 """`draw_near_legal(seed)`: a random spec with one thing wrong, or one thing moved over its edge, for the refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

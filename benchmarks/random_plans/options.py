@@ -3,8 +3,6 @@
 Of plans for the runtime those that megarun builds alone; of others few, since a plan with one that it does not build is not traced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """Storages behind a difference: those of the column at the trace's peak, and those of either side that are exactly as large."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations
 

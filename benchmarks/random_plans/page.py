@@ -1,7 +1,5 @@
 """docs/reference/accuracy-random.md."""
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Sequence

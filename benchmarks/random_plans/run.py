@@ -8,8 +8,6 @@ python benchmarks/random_plans/run.py --write …                     docs/refer
 Exits 1 if a plan fails: past tolerance, refused by megarun without a note of megaplan's, a negative cell, a crash, or too slow.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

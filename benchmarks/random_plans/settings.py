@@ -1,7 +1,5 @@
 """All that is neither architecture nor layout: dtypes, optimizers, recompute, host, device, serving and training of a random plan."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

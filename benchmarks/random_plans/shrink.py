@@ -1,7 +1,5 @@
 """Greedy reduction of a failing spec to a small one that fails in the same class; the changes that remove most come first."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable, Iterator

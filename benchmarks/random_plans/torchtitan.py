@@ -1,7 +1,5 @@
 """Specs of host torchtitan: dense models of whole blocks, the meshes, dtypes and policies that it has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from random_plans.choices import Draw

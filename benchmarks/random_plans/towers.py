@@ -1,7 +1,5 @@
 """Random encoders of a drawn model: stated, with their projection and images, or counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.spec.towers import Encoder, Projection, grid_fault

@@ -1,7 +1,5 @@
 """Variants of blocks that came after the pinned plans: kinds of norms, heads of single layers, gates of one value a head."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from random_plans.choices import Draw

@@ -5,8 +5,6 @@ python benchmarks/rl/run.py [--check]     --check exits 1 if the page is out of 
 An iteration is compared with `megaplan rl` of its recipe, bytes with one cell of its memory. `fit.py` fits the loop's three constants.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """HBM bytes, FLOPs and launches of one aten operation from operand shapes: one CUDA kernel each, except views and metadata operations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A dispatch mode that records every operation of a step with its part of the model."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """Operations that move more bytes than one fused kernel would, against a list of exceptions with reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 An operation that runs plain torch on CUDA counts as its torch operations, a fused one as its kernels and the operations around them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Lower bound of the time of counted work on a device, at its peak rates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 

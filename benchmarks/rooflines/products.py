@@ -1,7 +1,5 @@
 """Triton kernels that multiply matrices."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Count one optimizer step of one rank: the runtime's code on fake tensors."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Output of a roofline as a table, as JSON and as a section of the page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Count one rank per pipeline rank, each in its own process; this module needs no torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from megaplan.schedules import schedule_problems

@@ -1,7 +1,5 @@
 """Lower bound of the step time from the counted work of every rank and the schedule."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

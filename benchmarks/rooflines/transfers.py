@@ -1,7 +1,5 @@
 """Kind, payload and group of a collective."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

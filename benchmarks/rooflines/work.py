@@ -1,7 +1,5 @@
 """Counted work of operations and kernels: HBM bytes, FLOPs, launches, host synchronisations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -6,8 +6,6 @@ A run is a row of `published.yaml`. Days are of this project's own steps unless 
 alone.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ Each series of `scaling.yaml` is one configuration whose data axis grows. Its fi
 rest with the layout kept, as the published runs kept it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -6,8 +6,6 @@ Needs the extra `fit` (numpy, scipy). A fit takes seconds; the cross-validation 
 the error tables are written too. The rows stay outside the repository: their form is that of `rows.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

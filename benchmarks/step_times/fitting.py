@@ -1,7 +1,5 @@
 """Least squares with priors: constants to the logarithms of measured steps."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

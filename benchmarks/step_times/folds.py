@@ -1,7 +1,5 @@
 """Cross-validation by groups, error tables, intervals and ranking."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Software of a published row as a spec's `host`, `precision.recipe`, `recompute` and `sharding`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.cost.step.frameworks import frameworks

@@ -1,7 +1,5 @@
 """The page's section on SimuMax's runs: every row of its table, with its own prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

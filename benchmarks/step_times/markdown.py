@@ -1,7 +1,5 @@
 """Tables of generated pages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """The generated page of errors, `docs/reference/accuracy-time.md`: `page.md` with tables in it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Clocks differ between such measurements and training, so a load factor per sourc
 constants in `PINNED` (`pinned.json`); their spread includes the spread of that factor.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

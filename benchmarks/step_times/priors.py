@@ -1,7 +1,5 @@
 """Priors of the constants that are fitted to steps: value, spread of its logarithm, unit and source."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -6,8 +6,6 @@ Each row becomes a spec, is timed as users' specs are, and is printed with its e
 its reason; what a row does not state is taken from `DEFAULTS`, which is reported once. Needs neither numpy nor scipy.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -4,8 +4,6 @@ A row is a JSON object: framework, release, device, precision, mesh, batch, reco
 model's counts and widths under `arch`. The rules of the frameworks give the rest, below.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

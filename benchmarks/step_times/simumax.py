@@ -8,8 +8,6 @@ Models are those of configs/models, with as many layers as a case names and, as 
 layer before the routed ones. No communication overlaps (docs/b200/b200_real_repro_guide.md, section 3.3).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

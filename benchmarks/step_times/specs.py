@@ -1,7 +1,5 @@
 """The spec of a published row: model, mesh, batch, precision and device as users write them. `rows` has what only a framework defines."""
 
-from __future__ import annotations
-
 from itertools import accumulate, pairwise
 from typing import Any
 

@@ -3,8 +3,6 @@
 python benchmarks/step_times/speed.py [SPEC.yaml]
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from itertools import islice, product

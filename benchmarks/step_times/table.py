@@ -1,7 +1,5 @@
 """Many steps at once: the formulas of `megaplan.cost.step` on arrays with one number per row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 No fit moves a constant without rows, so that this needs neither rows nor the extra `fit`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of other people that no term or constant was made from, each estimated by the users' path."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The page of other people's runs, `docs/reference/unseen-runs.md`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median

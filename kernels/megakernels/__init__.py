@@ -8,8 +8,6 @@ kernels, if any.
 The first use of an operation imports torch; the facts do not need it.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -7,8 +7,6 @@ and cost, the roofline and `megaplan` read the same record.
 FLOPs of a pass are counted in bf16 products: TF32 runs at half that rate, and an fp32 product is three TF32 ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import astuple, dataclass
 from typing import NamedTuple, Protocol
 
@@ -76,7 +74,7 @@ class Work:
         """Activation bytes read and written, forward and backward."""
         return self.moved_forward + self.moved_input + self.moved_weight
 
-    def __add__(self, other: Work) -> Work:
+    def __add__(self, other: "Work") -> "Work":
         return Work(
             self.forward + other.forward,
             self.input_grad + other.input_grad,
@@ -87,11 +85,11 @@ class Work:
             self.moved_weight + other.moved_weight,
         )
 
-    def share(self, parts: int) -> Work:
+    def share(self, parts: int) -> "Work":
         """The work of one of several equal parts, rounded down."""
         return self if parts == 1 else Work(*(each // parts for each in astuple(self)))
 
-    def __mul__(self, times: int) -> Work:
+    def __mul__(self, times: int) -> "Work":
         return Work(
             self.forward * times,
             self.input_grad * times,

@@ -3,8 +3,6 @@
 Their internal functions are called, and their internal memory is a fact here, so each is supported in one version only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import cache
 from importlib import import_module

@@ -4,8 +4,6 @@ Left out is what no test should hold: docstrings and other texts, annotations, d
 arguments of diagnostics and exceptions.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -4,8 +4,6 @@ MUTATION_RECORD names the file to record to, MUTATION_SELECT a file of node ids,
 wider fixture does, or a module when it is imported, is counted to the first test that asks for it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -8,8 +8,6 @@
 Each name is imported on first use; none of them needs torch.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Columns and phases of a rank's budget. Names are those of the JSON, without the `_bytes` suffix."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

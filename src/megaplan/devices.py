@@ -1,7 +1,5 @@
 """Devices: memory, speed and memory outside torch's allocator, each number with its basis and source (`devices.json`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -84,11 +82,11 @@ class Device(NamedTuple):
     recurrence_step: Figure
     power: Figure | None = None
 
-    def with_reserve(self, given: Mapping[str, Figure]) -> Device:
+    def with_reserve(self, given: Mapping[str, Figure]) -> "Device":
         """The device with other or additional items of its reserve."""
         return self._replace(reserve=tuple((dict(self.reserve) | dict(given)).items()))
 
-    def with_peaks(self, given: Mapping[str, Figure]) -> Device:
+    def with_peaks(self, given: Mapping[str, Figure]) -> "Device":
         """The device with other peaks."""
         return self._replace(peak_flops=self.peak_flops | dict(given))
 

@@ -1,7 +1,5 @@
 """Element types and their sizes."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 
@@ -21,13 +19,13 @@ class DType(StrEnum):
     INT64 = "int64", 8
     INT32 = "int32", 4
 
-    def __new__(cls, name: str, size: int) -> DType:
+    def __new__(cls, name: str, size: int) -> "DType":
         """A member: its value is the name."""
         member = str.__new__(cls, name)
         member._value_, member.bytes = name, size
         return member
 
     @property
-    def of_products(self) -> DType:
+    def of_products(self) -> "DType":
         """Dtype of the result of a product with weights of this dtype, activation or gradient: fp8 is for weights only, and gives bf16."""
         return DType.BF16 if self is DType.FP8 else self

@@ -4,8 +4,6 @@ A diagnostic has a fixed summary (no user values), a detail (the equation with e
 pasted. `Diagnostics` collects them so that all problems of an input are reported together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -65,7 +63,7 @@ class MegaplanError(Exception):
         """Each finding with its place and hints, as a traceback shows it."""
         return "\n".join(render_diagnostic(found) for found in self.diagnostics)
 
-    def __reduce__(self) -> tuple[type[MegaplanError], tuple[tuple[Diagnostic, ...]]]:
+    def __reduce__(self) -> "tuple[type[MegaplanError], tuple[tuple[Diagnostic, ...]]]":
         return type(self), (self.diagnostics,)  # of a rank; other ranks read it
 
 

@@ -4,8 +4,6 @@ A terminal runs escape sequences, a line break forges a line of output, Markdown
 characters out of order. Therefore every control character is shown as its escape, in the form of JSON.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from functools import cache

@@ -5,8 +5,6 @@ A matrix [M, K] multiplies from a row-wise copy, scaled along K, and its gradien
 Source: `get_scale_shape` of `transformer_engine/pytorch/tensor/*.py` at d0067d0d; `torchao/float8` 0.18 for rows with a scale each.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ A class of results gives its summary and the rows of its table, in raw units; na
 `_seconds`, `_share`), by which the table for notebooks writes them. Everything else is here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -13,7 +11,7 @@ from typing import Any, TypeAlias
 from megaplan.foreign import xml
 from megaplan.units import format_bytes
 
-Row: TypeAlias = "dict[str, Any]"
+Row: TypeAlias = dict[str, Any]
 """Values of a table's row by the names of its columns."""
 MOST_ROWS, MOST_ACROSS = 24, 8
 """Rows that a table for notebooks shows: below each other, or side by side if they have many cells. The rest is counted."""

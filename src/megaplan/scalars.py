@@ -1,7 +1,5 @@
 """Types of single values, with their bounds. Nothing is coerced: no bool, text or fraction passes as an integer."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer

@@ -1,7 +1,5 @@
 """Bytes, counts, times, powers and rates: parsed exactly, formatted for display. Bytes are integers; GiB is display only."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Display of values in diagnostics: short, on one line, safe for a terminal."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from math import isfinite

@@ -7,8 +7,6 @@
 Each name is imported when it is first asked for; torch is loaded when a run starts.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from megaplan.plan.document import PlanDocument
     from megarun.training.loop import Trained
 
-FilePath: TypeAlias = "str | os.PathLike[str]"
-Data: TypeAlias = "FilePath | Sequence[FilePath] | Mapping[str, int]"
+FilePath: TypeAlias = str | os.PathLike[str]
+Data: TypeAlias = FilePath | Sequence[FilePath] | Mapping[str, int]
 """A token file, several that are given with weights as `FILE=WEIGHT`, or files with their weights."""
 START_TIMEOUT_SECONDS = 60.0
 EVAL_EVERY = 100

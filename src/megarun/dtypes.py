@@ -1,7 +1,5 @@
 """The torch dtype of each of megaplan's element types."""
 
-from __future__ import annotations
-
 import torch
 
 from megaplan.dtypes import DType

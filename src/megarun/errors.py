@@ -1,7 +1,5 @@
 """Runtime errors as megaplan diagnostics (MP6xx), and rank names with mesh coordinates (R-59)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from megaplan.diagnostics import diagnostic

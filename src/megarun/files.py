@@ -4,8 +4,6 @@ Only regular files are read, and no more than a bound; in a storage, objects cou
 followed for writing: who can write there could point it at any file of the user.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

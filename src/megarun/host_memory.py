@@ -5,8 +5,6 @@ Pages are registered, because torch's allocator of page-locked memory rounds eac
 Source: aten/src/ATen/core/CachingHostAllocator.h.
 """
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

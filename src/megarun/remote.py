@@ -7,8 +7,6 @@ so that the same code lists, checks and reads them in a storage and in a file sy
 Source: fsspec's AbstractFileSystem; s3fs also retries single requests; these retries are for the whole operation.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time
@@ -46,7 +44,7 @@ class RemotePath:
     def __str__(self) -> str:
         return self.url
 
-    def __truediv__(self, name: str) -> RemotePath:
+    def __truediv__(self, name: str) -> "RemotePath":
         return RemotePath(f"{self.url}/{name}")
 
     @property
@@ -55,11 +53,11 @@ class RemotePath:
         return self.url.rpartition("/")[2]
 
     @property
-    def parent(self) -> RemotePath:
+    def parent(self) -> "RemotePath":
         """The folder that it is in."""
         return RemotePath(self.url.rpartition("/")[0])
 
-    def resolve(self) -> RemotePath:
+    def resolve(self) -> "RemotePath":
         """Return the path itself: a storage has no links."""
         return self
 
@@ -71,7 +69,7 @@ class RemotePath:
         """True if it is a file."""
         return bool(self._tried("looked at", lambda: _filesystem(self.url).isfile(self._path)))
 
-    def iterdir(self) -> Iterator[RemotePath]:
+    def iterdir(self) -> "Iterator[RemotePath]":
         """Entries of the folder; nothing if it does not exist."""
         try:
             found = self._tried("listed", lambda: _filesystem(self.url).ls(self._path, detail=False))

@@ -7,7 +7,7 @@ the same bits.
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SHUFFLES = True
 """A device orders programs itself: there the second run is a repetition, with the same bits."""
 
@@ -169,6 +170,56 @@ def check_contract(case: Case) -> None:
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     report = torch.library.opcheck(*operator_of(case), test_utils=tests)
     assert set(report.values()) == {"SUCCESS"}
+
+
+def each(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """The decorator of a test of these cases."""
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+def seeds(quick: Iterable[int], more: Iterable[int]) -> pytest.MarkDecorator:
+    """The decorator of a test of random draws; `more` are slow."""
+    return pytest.mark.parametrize("seed", [*quick, *(pytest.param(seed, marks=pytest.mark.slow) for seed in more)])
+
+
+def contract_tests(
+    reference: ModuleType,
+    contract: Sequence[Case],
+    needs: Sequence[Case] | None = None,
+    uniform: Sequence[Case] | None = None,
+    *,
+    slow: Sequence[str] = (),
+    fixture: str | None = None,
+) -> list[Callable[[Case], None]]:
+    """Tests of the saved set, of each gradient alone, and of the gradient of a sum.
+
+    Args:
+        reference: The operation's plain-torch functions.
+        contract: Cases of `check_contract`.
+        needs: Cases of `check_needs`; those of `contract` if None.
+        uniform: Cases of `check_uniform_cotangent`; those of `needs` if None.
+        slow: Names of the lists of cases that are marked slow.
+        fixture: A fixture that each of them uses.
+    """
+    needs = contract if needs is None else needs
+    checks: dict[str, tuple[Sequence[Case], Callable[[Case], None]]] = {
+        "contract": (contract, check_contract),
+        "needs": (needs, lambda case: check_needs(case, reference)),
+        "uniform": (needs if uniform is None else uniform, check_uniform_cotangent),
+    }
+
+    def tested(name: str) -> Callable[[Case], None]:
+        cases, check = checks[name]
+        marks = [each(cases), *([pytest.mark.slow] if name in slow else []), *([pytest.mark.usefixtures(fixture)] if fixture else [])]
+
+        def test(case: Case) -> None:
+            check(case)
+
+        for mark in marks:
+            mark(test)
+        return test
+
+    return [tested(name) for name in checks]
 
 
 def operator_of(case: Case) -> tuple[Any, tuple[Any, ...]]:

@@ -413,3 +413,4 @@ CASES += [
         ("q", "k", "v", "input_gate", "forget_gate"),
     ),
 ]
+BY_NAME = {case.name: case for case in CASES}

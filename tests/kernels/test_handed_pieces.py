@@ -1,5 +1,8 @@
 """Convolution, scan and recurrence piece by piece, each from the state of the previous piece: equal to the op on the full sequence."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from op_checks import rms_ratio
@@ -37,6 +40,7 @@ pytestmark = pytest.mark.requirement("R-33")
 PIECES, LENGTH, BATCH = 4, 6, 2
 T = PIECES * LENGTH
 EXACT = 1e-12
+Op = Callable[..., Any]
 
 
 def draw(*shape: int) -> Tensor:
@@ -225,6 +229,45 @@ def test_a_trapezoidal_scan_of_pieces_is_that_of_the_sequence(rank: int, num_ang
         assert rms_ratio(found, right) < EXACT
 
 
+def check_pieces(
+    inputs: list[Tensor], sequences: tuple[int, ...], shape: tuple[int, ...], whole: Op, forward: Op, backward: Op,
+    *, value: int, packed: bool,
+) -> None:  # fmt: skip
+    """A recurrence by pieces, and its gradients, are those of the sequence.
+
+    Args:
+        inputs: The operation's tensors.
+        sequences: Places of those that have a position for each token.
+        shape: Saved states of a piece, then the shape of a state.
+        whole: The operation of inputs and starts.
+        forward: The piece of state, inputs, starts, y and states.
+        backward: The gradient of the state of those of state and y, of inputs, starts, states, and of gradients that it writes.
+        value: Place of the input that y is shaped as.
+        packed: True if a row has several documents.
+    """
+    whole_starts, starts = document_starts(packed)
+    expected = whole(inputs, whole_starts)
+    gradient = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, inputs, gradient)
+    plain = [tensor.detach() for tensor in inputs]
+    y, states = torch.empty_like(plain[value]), torch.empty(BATCH, PIECES, *shape, dtype=torch.float64)
+    state = torch.zeros(BATCH, *shape[1:], dtype=torch.float64)
+
+    def own(tensors: list[Tensor], index: int) -> list[Tensor]:
+        return [piece(tensor, index) if place in sequences else tensor for place, tensor in enumerate(tensors)]
+
+    for index in range(PIECES):
+        state = forward(state, own(plain, index), piece(starts, index), piece(y, index), states[:, index])
+    assert rms_ratio(y, expected) < EXACT
+    gradients = [torch.zeros_like(tensor) for tensor in plain]
+    grad_state = torch.zeros_like(state)
+    for index in reversed(range(PIECES)):
+        operands = own(plain, index), piece(starts, index), states[:, index], own(gradients, index)
+        grad_state = backward(grad_state, piece(gradient, index), *operands)
+    for found, right in zip(gradients, wanted, strict=True):
+        assert rms_ratio(found, right) < EXACT
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("per_row", [False, True])
 def test_a_delta_rule_of_pieces_is_the_delta_rule_of_the_sequence(per_row: bool, packed: bool) -> None:
@@ -232,57 +275,27 @@ def test_a_delta_rule_of_pieces_is_the_delta_rule_of_the_sequence(per_row: bool,
     rows = (3,) if per_row else ()
     inputs = [draw(BATCH, T, 2, 3), draw(BATCH, T, 2, 3), draw(BATCH, T, 4, 2), draw(BATCH, T, 4, *rows), draw(BATCH, T, 4)]
     inputs += [draw(4), draw(4, *rows)]
-    whole_starts, starts = document_starts(packed)
     settings = DeltaSettings(chunk_size=3, save_every=4, beta_limit=2.0)
-    expected = gated_delta(*inputs, 3, 4, whole_starts, beta_limit=2.0)
-    gradient = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, gradient)
-    plain = [tensor.detach() for tensor in inputs]
-    y, states = torch.empty_like(plain[2]), torch.empty(BATCH, PIECES, 2, 4, 3, 2, dtype=torch.float64)
-    state = torch.zeros(BATCH, 4, 3, 2, dtype=torch.float64)
-
-    def own(tensors: list[Tensor], index: int) -> list[Tensor]:
-        return [piece(tensor, index) if place < 5 else tensor for place, tensor in enumerate(tensors)]
-
-    for index in range(PIECES):
-        state = gated_delta_piece(state, own(plain, index), piece(starts, index), settings, piece(y, index), states[:, index])
-    assert rms_ratio(y, expected) < EXACT
-    gradients = [torch.zeros_like(tensor) for tensor in plain]
-    grad_state = torch.zeros_like(state)
-    for index in reversed(range(PIECES)):
-        grad_state = gated_delta_piece_backward(
-            grad_state, piece(gradient, index), own(plain, index), piece(starts, index), states[:, index], settings, own(gradients, index)
-        )
-    for found, right in zip(gradients, wanted, strict=True):
-        assert rms_ratio(found, right) < EXACT
+    check_pieces(
+        inputs, (0, 1, 2, 3, 4), (2, 4, 3, 2),
+        lambda given, starts: gated_delta(*given, 3, 4, starts, beta_limit=2.0),
+        lambda state, given, starts, *made: gated_delta_piece(state, given, starts, settings, *made),
+        lambda state, y, given, starts, states, grads: gated_delta_piece_backward(state, y, given, starts, states, settings, grads),
+        value=2, packed=packed,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_selective_scan_of_pieces_is_that_of_the_sequence(packed: bool) -> None:
     torch.manual_seed(0)
     inputs = [draw(BATCH, T, 5), draw(BATCH, T, 5), draw(5, 3), draw(BATCH, T, 3), draw(BATCH, T, 3), draw(5), draw(5)]
-    whole_starts, starts = document_starts(packed)
-    expected = selective_scan(*inputs, 4, whole_starts)
-    gradient = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, gradient)
-    plain = [tensor.detach() for tensor in inputs]
-    y, states = torch.empty_like(plain[0]), torch.empty(BATCH, PIECES, 2, 5, 3, dtype=torch.float64)
-    state = torch.zeros(BATCH, 5, 3, dtype=torch.float64)
-
-    def own(tensors: list[Tensor], index: int) -> list[Tensor]:
-        return [piece(tensor, index) if place in (0, 1, 3, 4) else tensor for place, tensor in enumerate(tensors)]
-
-    for index in range(PIECES):
-        state = selective_scan_piece(state, own(plain, index), piece(starts, index), 4, piece(y, index), states[:, index])
-    assert rms_ratio(y, expected) < EXACT
-    gradients = [torch.zeros_like(tensor) for tensor in plain]
-    grad_state = torch.zeros_like(state)
-    for index in reversed(range(PIECES)):
-        grad_state = selective_scan_piece_backward(
-            grad_state, piece(gradient, index), own(plain, index), piece(starts, index), states[:, index], 4, own(gradients, index)
-        )
-    for found, right in zip(gradients, wanted, strict=True):
-        assert rms_ratio(found, right) < EXACT
+    check_pieces(
+        inputs, (0, 1, 3, 4), (2, 5, 3),
+        lambda given, starts: selective_scan(*given, 4, starts),
+        lambda state, given, starts, *made: selective_scan_piece(state, given, starts, 4, *made),
+        lambda state, y, given, starts, states, grads: selective_scan_piece_backward(state, y, given, starts, states, 4, grads),
+        value=0, packed=packed,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -290,25 +303,10 @@ def test_a_recurrence_of_pieces_is_the_recurrence_of_the_sequence(packed: bool) 
     torch.manual_seed(0)
     inputs = [draw(BATCH, T, 3), draw(BATCH, T, 3), draw(BATCH, T, 4, 2), draw(BATCH, T, 4)]
     inputs += [draw(4, 2, 2), draw(4, 2), draw(4), draw(4)]
-    whole_starts, starts = document_starts(packed)
-    expected = m2rnn(*inputs, 4, whole_starts)
-    gradient = torch.randn_like(expected)
-    wanted = torch.autograd.grad(expected, inputs, gradient)
-    plain = [tensor.detach() for tensor in inputs]
-    y, states = torch.empty_like(plain[2]), torch.empty(BATCH, PIECES, 3, 4, 3, 2, dtype=torch.float64)
-    state = torch.zeros(BATCH, 4, 3, 2, dtype=torch.float64)
-
-    def own(tensors: list[Tensor], index: int) -> list[Tensor]:
-        return [piece(tensor, index) if place < 4 else tensor for place, tensor in enumerate(tensors)]
-
-    for index in range(PIECES):
-        state = m2rnn_piece(state, own(plain, index), piece(starts, index), 4, piece(y, index), states[:, index])
-    assert rms_ratio(y, expected) < EXACT
-    gradients = [torch.zeros_like(tensor) for tensor in plain]
-    grad_state = torch.zeros_like(state)
-    for index in reversed(range(PIECES)):
-        grad_state = m2rnn_piece_backward(
-            grad_state, piece(gradient, index), own(plain, index), piece(starts, index), states[:, index], 4, own(gradients, index)
-        )
-    for found, right in zip(gradients, wanted, strict=True):
-        assert rms_ratio(found, right) < EXACT
+    check_pieces(
+        inputs, (0, 1, 2, 3), (3, 4, 3, 2),
+        lambda given, starts: m2rnn(*given, 4, starts),
+        lambda state, given, starts, *made: m2rnn_piece(state, given, starts, 4, *made),
+        lambda state, y, given, starts, states, grads: m2rnn_piece_backward(state, y, given, starts, states, 4, grads),
+        value=2, packed=packed,
+    )  # fmt: skip

@@ -1,7 +1,5 @@
 """Counts and times of every schedule against an independent replay of torch's orders (`schedules.json` says where from)."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

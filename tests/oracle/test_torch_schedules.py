@@ -1,7 +1,5 @@
 """Action orders against the installed torch's own schedule objects."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """No class name or type alias is defined twice in one package, so that a name in an error, a page or a search means one thing."""
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterator

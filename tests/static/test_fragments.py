@@ -1,7 +1,5 @@
 """Docstrings are sentences or noun phrases: none, and no entry of a field list, begins as a fragment without a subject."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every path, module, name, make target and command that a hand-written page names in code marks exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

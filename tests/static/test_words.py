@@ -4,8 +4,6 @@ Checked are comments, strings, the words of identifiers, and pages. `FOLDERS` li
 text is revised. `ALLOWED` has the places where a listed word is the field's own term.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import tokenize

@@ -1,7 +1,5 @@
 """The ideal work of single operations for a workload, as the facts of each state it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megakernels.facts import Work

@@ -1,7 +1,5 @@
 """Rows that routing moves, by the numbers: the capacity, one source's share of a receive buffer, and what all sources can send (R-43)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from megaplan.dtypes import DType

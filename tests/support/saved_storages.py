@@ -5,8 +5,6 @@ checkpoint's cache; what survives a forward shows those too, if a dispatched ope
 nothing. A ledger is right when all agree with it.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The file is one table and the draws that its rows are composed of, which share the helpers at its top; it grows by a few lines a type.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from random import Random
 from typing import Any

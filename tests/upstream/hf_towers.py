@@ -1,7 +1,5 @@
 """Random small multimodal configs: an encoder's fields are drawn by their names, a text model as for `test_imports`."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Write small_models.json and small_towers.json of tests/megaplan/importers: small configs with transformers' number of parameters."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path

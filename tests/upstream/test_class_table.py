@@ -1,7 +1,5 @@
 """Every causal type of transformers from 2025 on is read, or refused by the field and the tensors that are missing."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

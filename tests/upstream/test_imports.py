@@ -1,7 +1,5 @@
 """Imported models have as many parameters as transformers builds: every model type, 20 random configs each, in three spellings."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Imported models compute what transformers computes: logits of random weights, which round-trip and load again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from random import Random

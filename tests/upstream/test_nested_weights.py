@@ -1,7 +1,5 @@
 """Weights of the text model inside a model of several parts: read from its folder, and written as the text model alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ transformers itself drops these weights. A depth is a decoder layer of the model
 before a norm and the shared head (DeepSeek-V3, arXiv:2412.19437, section 2.2; names as in the published checkpoints).
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Multimodal configs have as many parameters as transformers builds: text, encoders and projections, in three spellings."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

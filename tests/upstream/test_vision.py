@@ -1,7 +1,5 @@
 """Encoders with rotary embedding of patches' rows and columns, and their projections, compute what transformers computes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

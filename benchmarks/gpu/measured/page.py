@@ -6,8 +6,6 @@ python benchmarks/gpu/measured/page.py --keep FILE     add the model of today to
 It needs no GPU. The counted floors run each spec on tensors without values (`benchmarks/roofline.py`), about half a minute a spec.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Reserved memory of measured runs and of the estimate, phase by phase."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Reads a measured run of `benchmarks/results/`: its training runs, times of operations and checks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

@@ -3,8 +3,6 @@
 `rows(results)` gives the parts, `steps(results)` the steps; `table` and `step_table` make Markdown of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 

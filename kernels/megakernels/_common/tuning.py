@@ -6,8 +6,6 @@ inside a kernel, and therefore the last bits of its results; stages and register
 so results stay repeatable there.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

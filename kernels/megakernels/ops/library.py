@@ -1,7 +1,5 @@
 """Facts of operations that torch and its libraries run: linears, lookups and elementwise products."""
 
-from __future__ import annotations
-
 from megakernels.facts import Work
 
 

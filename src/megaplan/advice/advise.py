@@ -8,8 +8,6 @@ fit, within a limit of work. If the command chooses cuts by step time, it search
 priced with the starting cuts of that search, whose step is no shorter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Changes of a spec that may lower its peak; the global batch stays, and also the number of GPUs unless a factor changes it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations

@@ -4,8 +4,6 @@ Changes of one edit and of two are priced in the order of their bound on time un
 among the best. The results fit, and are shorter than the spec's step by a noticeable amount.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 

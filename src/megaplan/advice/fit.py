@@ -1,7 +1,5 @@
 """MP501: the ranks that do not fit, the excess, and the changes that help."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 

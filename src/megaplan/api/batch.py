@@ -1,7 +1,5 @@
 """The global batch of a search: stated by an argument, the source or a change, or assumed for a model's config."""
 
-from __future__ import annotations
-
 from megaplan.api.load import LoadedJob
 from megaplan.diagnostics import diagnostic, refuse
 from megaplan.errors import Diagnostic, Location, Severity

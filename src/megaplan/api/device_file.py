@@ -1,7 +1,5 @@
 """A device file, as `megaplan calibrate -o FILE` writes it: shares of a device's peaks that large products reach, and factors of steps."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

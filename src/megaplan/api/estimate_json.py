@@ -1,7 +1,5 @@
 """An estimate as JSON (`megaplan.estimate/1`), for scripts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

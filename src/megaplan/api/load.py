@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from megaplan.partition.values import Cuts
     from megaplan.plan.document import PlanDocument
 
-FilePath: TypeAlias = "str | os.PathLike[str]"
+FilePath: TypeAlias = str | os.PathLike[str]
 
 
 class HasDict(Protocol):

@@ -1,7 +1,5 @@
 """Measured steps to calibrate with: a table of specs with seconds, one spec with its seconds, or the folder of a run of megarun."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

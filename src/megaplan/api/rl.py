@@ -1,7 +1,5 @@
 """`megaplan.rl`: a post-training plan."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.api.load import FilePath, Source, load

@@ -1,7 +1,5 @@
 """`megaplan.rl_search`: placements, pools, meshes and engine degrees of a post-training plan on a number of GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """`megaplan.run`: a whole training run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.api.load import FilePath, Source, load

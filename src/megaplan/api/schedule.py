@@ -1,7 +1,5 @@
 """`megaplan.schedule`: a pipeline schedule alone, without a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

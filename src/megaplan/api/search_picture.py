@@ -1,7 +1,5 @@
 """The rows of a search as an SVG picture: step against peak."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The size of a job as its owner states it: GPUs, device, global batch and length, from which mesh and microbatches follow."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace

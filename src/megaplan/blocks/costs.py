@@ -1,7 +1,5 @@
 """Work that the blocks of several families have: linears, the residual addition with its norm, MLPs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from megakernels.facts import Work

@@ -1,7 +1,5 @@
 """A formula of the cost model as text, for `megaplan explain`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """The operations of a block with the tensors that each reads, makes and saves; a host replays them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -180,7 +178,7 @@ class Op(NamedTuple):
     waits: bool = False
     for_params: bool = False
 
-    def renamed(self, names: Mapping[str, str]) -> Op:
+    def renamed(self, names: Mapping[str, str]) -> "Op":
         """The operation with other names of storages; names that `names` lacks do not change."""
 
         def of(old: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,8 +4,6 @@ A family states its payload in one place (`Family.payload`). A stage holds such 
 the two carries it with the stream, in one tensor, and its gradient in the same way back; each value begins at a multiple of 16 bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 

@@ -4,8 +4,6 @@ Storages of blocks come first, then those that M and R keep and hold if a CP gro
 docs/concepts/context-parallelism.md), then bytes that operations hold inside their Triton kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple

@@ -8,8 +8,6 @@ once. Backward is split into the gradient of the inputs (I) and of the weights (
 An operation's work, and the memory of its implementations, are in its facts next to its kernel (`megakernels.ops.<operation>.facts`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

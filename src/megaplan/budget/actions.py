@@ -5,8 +5,6 @@ in a separate action: the slot's own group first, then its layers in order. With
 done, the slot's own group at the end. First gradients are cast for accumulation after each layer, the slot's own when all are done.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Effects of each mesh axis, and costs that it does not change (R-20): the text of `megaplan explain AXIS`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

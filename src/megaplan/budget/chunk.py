@@ -4,8 +4,6 @@ A peak (`megaplan.budget.actions`) is a sum of five parts, so that its cells and
 blocks before, the running block's own bytes, and the gradients, communication buffers and other activations allocated at that time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """Working values of a call: every variant of block evaluated once, and the contents of each slot of a layout."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from copy import copy
 from typing import NamedTuple
@@ -66,7 +64,7 @@ class Evaluated:
         self._units: dict[tuple[bool, int], Unit] = {}
         self._arrived: dict[Arriving, BlockBytes] = {}
 
-    def with_sums(self, sums: BlockBytes) -> Evaluated:
+    def with_sums(self, sums: BlockBytes) -> "Evaluated":
         """This block with other sums of its ledger."""
         found = copy(self)
         found.sums, found._units, found._arrived = sums, {}, {}
@@ -219,7 +217,7 @@ class Evaluation:
         self._taking = frozenset([f"layers.{value.readers[0]}" for value, _, dropped in values if dropped])
         self.equal_ranks: dict[frozenset[int], tuple[EqualRanks, ...]] = {}
 
-    def of_layout(self, layout: Layout) -> Evaluation:
+    def of_layout(self, layout: Layout) -> "Evaluation":
         """The same blocks in other slots of the same spec."""
         other = copy(self)
         other.layout, other._parts = layout, {}

@@ -4,8 +4,6 @@ FSDP2 cuts a tensor into chunks of whole rows and pads the last ones: n shards o
 each rank that gathers them. With fewer rows than shards the gathered copy grows with the number of ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Literal, NamedTuple

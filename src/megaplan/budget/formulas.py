@@ -1,7 +1,5 @@
 """The formula of every column: the text of `megaplan explain COLUMN`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from megaplan.columns import Basis, Column

@@ -1,7 +1,5 @@
 """The forwards of a chunk's blocks on the tape (`megaplan.budget.tape`): the bytes that each allocates and leaves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """All-gathers in flight while a unit of a chunk runs, without the unit's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter

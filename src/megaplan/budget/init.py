@@ -7,8 +7,6 @@ shard exists twice. Later slots have nothing yet.
 Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py (`FSDPModule._apply`), _fsdp_param.py (`reset_sharded_param`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ of collectives that run ahead, and rematerialisation that the compiler adds if a
 Source: `get_remat_policy` and `__call__` of src/maxtext/layers/decoders.py, AI-Hypercomputer/maxtext at e591f30c.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from math import prod
 from typing import NamedTuple

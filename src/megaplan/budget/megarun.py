@@ -1,7 +1,5 @@
 """The budget of a job that megarun runs: cells of every distinct rank, from a spec, its inventory and a layout."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple

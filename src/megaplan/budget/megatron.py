@@ -1,7 +1,5 @@
 """The budget of a job that Megatron-Core runs: its own ledger, storage and phases in the same cells."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

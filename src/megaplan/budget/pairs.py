@@ -5,8 +5,6 @@ its next phase, while the first one's tensors stay allocated and its rows are in
 both are of one chunk, its gradients and gathered parameters are the backward's part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 

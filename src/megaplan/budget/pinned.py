@@ -3,8 +3,6 @@
 Source: `aten/src/ATen/core/CachingHostAllocator.h` of pytorch/pytorch, `allocate`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from math import prod
 

@@ -1,7 +1,5 @@
 """One rank of the pipeline: its persistent state, and the cells of every phase."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Sequence
 from itertools import chain, pairwise
 from operator import add

@@ -4,8 +4,6 @@ Decoding reads every parameter that a batch uses, and the cache of every sequenc
 batch is large. Prefill is bound by products. Layers of a tensor group reduce their outputs twice.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from math import ceil

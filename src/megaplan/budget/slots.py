@@ -1,7 +1,5 @@
 """Bytes that one microbatch keeps on each slot, and a rank's memory over a replayed step."""
 
-from __future__ import annotations
-
 from megaplan.budget.values import Budget, KeptBytes
 from megaplan.columns import Phase
 from megaplan.inventory.tensors import Inventory

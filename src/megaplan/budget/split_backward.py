@@ -10,8 +10,6 @@ A layer that shares its norm adds nothing to the gradient of the stream: its out
 counted once while it waits for the W of either layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import copy
 from itertools import accumulate

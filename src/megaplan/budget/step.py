@@ -1,7 +1,5 @@
 """The peak of a step's forward and backward on one rank: the largest of the points of its schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
@@ -45,7 +43,7 @@ class StepPeak(NamedTuple):
     where: str
     cells: dict[Column, int]
     slack_bytes: int
-    first: StepPeak | None = None
+    first: "StepPeak | None" = None
     other_pool_bytes: int = 0
     late_bytes: int = 0
 

@@ -3,8 +3,6 @@
 It follows from the inventory and the sizes alone, so specs that differ in batch, schedule or recompute share it (`stored`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache

@@ -17,8 +17,6 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_g
 (`to_accumulated_grad_if_needed`), _fsdp_param_group.py (`post_backward`, `AllReduceState`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter

@@ -8,8 +8,6 @@ Source: torchtitan/distributed/fsdp.py, train.py; torch/distributed/fsdp/_fully_
 output on the reduce-scatter stream, `foreach_all_gather` its own on the copy-in stream).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

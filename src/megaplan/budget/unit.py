@@ -6,8 +6,6 @@ next stage. In backward the gradients of a value are one sum, from its last read
 view of a receive buffer, to which autograd adds nothing in place: the last reader's gradient and the new sum exist together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 from operator import add
@@ -37,7 +35,7 @@ class SplitUnit(NamedTuple):
     """
 
     halves: HalvedBytes
-    input_half: Unit
+    input_half: "Unit"
     late_bytes: int
 
 
@@ -91,7 +89,7 @@ class Unit(NamedTuple):
     split: SplitUnit | None
     given_bytes: int
     segments: dict[Hashable, Any]
-    followers: tuple[Unit, ...]
+    followers: "tuple[Unit, ...]"
 
     @property
     def waits(self) -> bool:
@@ -198,7 +196,7 @@ class Peak(NamedTuple):
     activations: int
     absent: int = 0
     earlier: int = 0
-    partner: Peak | None = None
+    partner: "Peak | None" = None
 
 
 class HandedValue(NamedTuple):

@@ -1,7 +1,5 @@
 """The values of a budget: cells of a rank, its device, and the whole job."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from megaplan.columns import Basis, Column, Phase

@@ -1,7 +1,5 @@
 """Two estimates of one subject: the bytes that a changed value costs or saves on the worst rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Completion of arguments in a shell: specs, plans, keys of a spec, devices, hosts and topics."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`megaplan costs`: the modelled time of every layer, as a costs file to fill with measurements."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """A plan diff as a review comment: verdict first, bounded, and marked so that a bot can update it in place."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.api.parts import JobParts

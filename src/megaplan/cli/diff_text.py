@@ -1,7 +1,5 @@
 """A plan diff for a terminal: the verdict, then changes by importance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ A placeholder, `{{letters}}`, is a list or limit that another module defines. It
 `scripts/docs_site.py` for the site.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module

@@ -1,7 +1,5 @@
 """`megaplan estimate`: the memory of every rank, worst first."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`megaplan explain`: the meaning of a code, a budget column, a mesh axis, a cost, a term or a key."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """The lines that describe a job."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

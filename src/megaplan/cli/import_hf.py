@@ -1,7 +1,5 @@
 """`megaplan import hf`: a Hugging Face config as a spec file."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`megaplan import maxtext`: a run of MaxText as a spec file."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

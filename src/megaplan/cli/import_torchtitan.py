@@ -1,7 +1,5 @@
 """`megaplan import torchtitan`: a job configuration of torchtitan as a spec file."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """Keys of a spec as topics of `explain`: meaning, legal values and default, read from the spec's schema."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """`megaplan explain lora`: what adapters on a frozen model change in an estimate."""
 
-from __future__ import annotations
-
 LORA: dict[str, tuple[str, ...]] = {
     "lora": (
         "The section lora freezes the model and adds A [rank, in] and B [out, rank] to its linears: x W^T + alpha / rank x A^T B^T.",

@@ -1,7 +1,5 @@
 """`megaplan explain fp8`: how a low-precision recipe changes memory, and why."""
 
-from __future__ import annotations
-
 from megaplan.low_precision import GENERATIONS, Recipe
 
 SIDE = 4096

@@ -5,8 +5,6 @@ Exit status: 0 the answer is yes, 1 it is no (does not fit, differs), 2 an error
 `run` catches every exception: an unexpected one is reported as a bug and exits 2, so a crash is never taken for "does not fit".
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import sys

@@ -1,7 +1,5 @@
 """`megaplan new`: a bundled spec to start from."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Diagnostics of the command line: one function per diagnostic (MP48x, MP499)."""
 
-from __future__ import annotations
-
 import re
 import traceback
 from collections.abc import Iterable, Sequence

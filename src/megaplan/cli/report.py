@@ -1,7 +1,5 @@
 """`megaplan report`: a spec's or a plan's estimate, two plans, or the result of a search, as one HTML page."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any

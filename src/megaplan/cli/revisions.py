@@ -1,7 +1,5 @@
 """Plans of two git revisions: those that changed between them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

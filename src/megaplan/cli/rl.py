@@ -1,7 +1,5 @@
 """`megaplan rl`: a post-training plan, its memory by phase, the time of an iteration, and a search over placements."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

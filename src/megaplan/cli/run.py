@@ -1,7 +1,5 @@
 """`megaplan run`: a whole training run, from its tokens to days, cost, checkpoints and goodput."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """A whole run for a terminal: length and cost, where time goes, checkpoints, and what would gain."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from math import isfinite
 

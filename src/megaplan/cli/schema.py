@@ -1,7 +1,5 @@
 """`megaplan schema`: the JSON Schema of specs and plans, for editors and other tools."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Any
 

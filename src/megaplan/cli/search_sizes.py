@@ -68,11 +68,11 @@ def _prices(text: str | None) -> dict[str, float]:
 
     from megaplan.spec.run import Price  # noqa: PLC0415
 
-    found: dict[str, float] = {}
+    found, as_price = dict[str, float](), TypeAdapter(Price)
     for part in text.split(",") if text is not None else ():
         name, _, value = part.rpartition("=")
         try:
-            found[named_device(name, "--price ") if name else ""] = TypeAdapter(Price).validate_python(float(value))
+            found[named_device(name, "--price ") if name else ""] = as_price.validate_python(float(value))
         except ValueError:
             raise refuse(
                 "MP489", f"--price {part.strip()!r} is not a price of a device hour", "--price 2.5", "--price h100=2.5,b200=4"

@@ -1,7 +1,5 @@
 """`megaplan sign`: a signature of a plan, which `megaplan check --signer` verifies."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """Terms of the glossary as topics of `explain`, from its page in the source tree, or from a file of the package where it is installed."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

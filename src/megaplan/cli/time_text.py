@@ -1,7 +1,5 @@
 """Time and traffic of a step for a terminal, and the change of the time from one plan to another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from megaplan.columns import Basis

@@ -1,7 +1,5 @@
 """A schedule as text: one row per slot, one character per unit of time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from megaplan.inventory.build import build_inventory

@@ -1,7 +1,5 @@
 """Topics of `explain`: diagnostic codes, budget columns, mesh axes, the cost model's formulas, terms of the glossary, and keys."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The work of every part of a model, as one rank runs it: costs and times take the structure of a block only from here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple

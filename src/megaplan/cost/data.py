@@ -12,8 +12,6 @@ ranks that share it, orthogonalised there, and sent back.
 Source: arXiv:2304.11277, section 4 (FSDP's overlap); torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple

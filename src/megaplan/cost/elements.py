@@ -1,7 +1,5 @@
 """Elements of the whole model on one tensor and expert rank, and the part of them that is gathered packed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from math import prod
 from typing import NamedTuple

@@ -10,8 +10,6 @@ Nothing has a silent default: every layer and both edges must be there, null for
 modelled time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The cost model's formulas as text, for `megaplan explain`; each example is arithmetic that a test evaluates against the ops."""
 
-from __future__ import annotations
-
 from megaplan.blocks.formula import Formula
 from megaplan.families.registry import FAMILIES
 

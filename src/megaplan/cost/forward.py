@@ -1,7 +1,5 @@
 """Seconds of a forward without gradients over the tokens of a step, from the step's own time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from megaplan.cost.model import ModelCosts, model_costs

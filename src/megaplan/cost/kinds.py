@@ -1,7 +1,5 @@
 """The identity of an operation next to its measured constant: the counts of its kinds of kernels in reference specs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache

@@ -3,8 +3,6 @@
 Consecutive linears with inputs of one width are taken to read the same input: they share its copies, and their input gradients are added.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from megakernels.facts import Pass

@@ -1,7 +1,5 @@
 """`model_costs`: what every layer, embedding, head and MTP depth of a model costs."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megaplan.blocks.work import LayerCost, Works, total

@@ -7,8 +7,6 @@ the cuts.
 Source: `megarun.parallel.apply.offload`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

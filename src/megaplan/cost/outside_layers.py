@@ -12,8 +12,6 @@ idle.
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py; `megarun.optim`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The schedule is replayed with the times of the slots. The time of data ranks and
 longest; the hidden share of exchanges from a mean stage on the first device, which sets the pace.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

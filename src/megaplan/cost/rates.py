@@ -1,7 +1,5 @@
 """The time of an op's passes: by kind if the device has measured constants, else by the modelled rates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isqrt

@@ -3,8 +3,6 @@
 One timer times many specs of one model in a search, or one spec in an estimate. All times are integers, in nanoseconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache

@@ -24,8 +24,6 @@ convolutions and the recurrence are made together with I. Recompute is part of I
 it, `selective` the ops that its family names; the model's last layer and MTP run nothing again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import add

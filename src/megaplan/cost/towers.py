@@ -1,7 +1,5 @@
 """The work of a stated encoder and its projection, by the operations of the attention and the dense family."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple

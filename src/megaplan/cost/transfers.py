@@ -19,8 +19,6 @@ rows cannot share adapters: each rank sends through its own.
 Source: arXiv:2205.05198, section 4.2.2 (tensor groups); NCCL's tuning model (latency and bandwidth terms).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -51,7 +49,7 @@ class Transfers:
     again_ns: int = 0
     core_again_ns: int = 0
 
-    def __add__(self, other: Transfers) -> Transfers:
+    def __add__(self, other: "Transfers") -> "Transfers":
         return Transfers(
             self.forward_ns + other.forward_ns,
             self.input_ns + other.input_ns,

@@ -8,8 +8,6 @@ for exchanges in flight there.
 Source: `megarun.model.moe.ExpertBlock`, `megarun.parallel.groups.turns`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megaplan.blocks.work import Workload, Works

@@ -1,7 +1,5 @@
 """Times of layers, of the ends of a model, and of slots; the contents of a costs file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -69,7 +67,7 @@ class LayerTime:
         """I without them."""
         return self.input_ns - self.input_exchange_ns
 
-    def __add__(self, other: LayerTime) -> LayerTime:
+    def __add__(self, other: "LayerTime") -> "LayerTime":
         """Both, the other after this one in the model."""
         return LayerTime(
             self.forward_ns + other.forward_ns,

@@ -4,8 +4,6 @@ MP1xx files, formats and types; MP2xx mesh; MP3xx pattern, schedule and split; M
 MP6xx megarun; MP7xx model sections; MP8xx other projects' configs; MP9xx other hosts. A new code is one more page in `docs/errors`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from megaplan.diagnostics.pages import codes, page_text, summary_of

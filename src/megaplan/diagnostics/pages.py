@@ -3,8 +3,6 @@
 A page's title, `# MP301: summary`, is the only place of the code's fixed summary. A page is read when its code is used for the first time.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lower bounds on peak memory over all cuts, as a search needs them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from megaplan.exploration.values import LayoutChoice, MemoryPolicy, SpecOf

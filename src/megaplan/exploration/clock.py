@@ -5,8 +5,6 @@ schedule's replay with layer times from the device's rates, and the exchanges of
 nanoseconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 

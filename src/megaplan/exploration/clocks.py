@@ -1,7 +1,5 @@
 """The choice of the clock that times a spec's steps."""
 
-from __future__ import annotations
-
 from megaplan.exploration.clock import Clock
 from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec

@@ -7,8 +7,6 @@ Meshes are processed in waves of a fixed size, and the limit of a wave is set be
 of processes or the order in which they finish.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

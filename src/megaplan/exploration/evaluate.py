@@ -1,7 +1,5 @@
 """Exact values of layouts: cuts chosen by time under memory, the step of those cuts, and the largest peak of any rank."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic

@@ -1,7 +1,5 @@
 """The smallest number of devices on which a model fits, for a search in which no layout does."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from time import monotonic
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The clock of hosts with constants in the step-time model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ P_r ≤ C. The parts of all ranks add up to the whole model's, so any weights w_
 When the update begins, all ranks hold parameters, optimizer state and gradient shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache

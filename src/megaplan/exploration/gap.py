@@ -1,7 +1,5 @@
 """Reasons that the first row of a search is far above its bound: the layouts that hold the bound down, and their loose terms."""
 
-from __future__ import annotations
-
 from megaplan.exploration.engine import Explored
 from megaplan.exploration.values import LayoutChoice, Outcome
 from megaplan.units import format_gib

@@ -5,8 +5,6 @@ weights w_r the ranks' bytes, weighted and added up, are at least Σ_l min_rc w_
 C Σ w_r ≥ Σ_l min_rc w_r (s_l + a_rc k_l). Two kinds of weights are tried: w_r = 1, and weights that make a mean layer equal on all ranks.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache

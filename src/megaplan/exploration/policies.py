@@ -1,7 +1,5 @@
 """Comparison of the memory that two policies keep on every rank of a layout."""
 
-from __future__ import annotations
-
 from megaplan.exploration.recompute import STRENGTH
 from megaplan.exploration.values import MemoryPolicy
 

@@ -1,7 +1,5 @@
 """The clock of a pipeline on several types of devices: each slot by the rates of its device, and bounds on the step over all cuts."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Recompute policies of a search: a chain from none to the largest saving, out of many combinations of families."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 FamilyPolicies = tuple[tuple[str, str], ...]

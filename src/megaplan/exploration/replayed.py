@@ -1,7 +1,5 @@
 """The clock of hosts without fitted constants: megarun's step, and bounds on it over all cuts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The results of a search: rows with their figures, reasons against other layouts, and the certificate."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

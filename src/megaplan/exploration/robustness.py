@@ -1,7 +1,5 @@
 """Robustness of the first row: the rows timed again with one efficiency changed at a time, and with uneven routing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from time import monotonic
 from typing import NamedTuple

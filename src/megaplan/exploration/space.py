@@ -1,7 +1,5 @@
 """The layouts and policies of a spec on a number of devices; illegal ones are counted by the rule that they break."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product

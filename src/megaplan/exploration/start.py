@@ -4,8 +4,6 @@ The rows that it finds limit the search of all layouts. A class of layouts (one 
 for each of its layouts that did not fit.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush

@@ -1,7 +1,5 @@
 """Lower bounds on the largest peak of a torchtitan layout over all cuts: parameters and optimizer state of a mean pipeline rank."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from megaplan.budget.torchtitan import titan_sizes

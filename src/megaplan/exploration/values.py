@@ -1,7 +1,5 @@
 """The values of a search: a layout, its policy, and their results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple

@@ -4,8 +4,6 @@ The format is that of the document "Trace Event Format" of the Catapult project:
 chunks, an event `X` for each action, and a counter `C` for the memory. Times are microseconds.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

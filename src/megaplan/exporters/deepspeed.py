@@ -4,8 +4,6 @@ Source: `deepspeed/runtime/config.py` of DeepSpeed 0.19.8. The model and its pip
 DeepSpeed's own defaults: they belong to a topology, and none was measured here.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A wrap plan for torch's own FSDP2 and pipelining: modules to shard, with mesh, order and dtypes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 A config is right if reading it gives the plan's model, which the caller checks; the types here only have to name their fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 

@@ -1,7 +1,5 @@
 """Exporters by framework: of the hosts, and of other frameworks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

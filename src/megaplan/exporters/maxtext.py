@@ -5,8 +5,6 @@
 Source: `src/maxtext/configs/base.yml` and `src/maxtext/models`, AI-Hypercomputer/maxtext at e591f30c.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

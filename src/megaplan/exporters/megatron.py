@@ -1,7 +1,5 @@
 """A launch of Megatron-LM: torchrun and the arguments of its parser, read back by `megaplan import megatron`."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from math import nextafter

@@ -4,8 +4,6 @@ The document is that of `torch.cuda.memory._snapshot()`: `segments` at the end o
 rank is a device. The viewer reads pickles of protocol 2 to 4 of lists, dicts, text and numbers (torch/utils/viz/MemoryViz.js, `unpickle`).
 """
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Names and groups of modules that torch-native hosts read: megarun's own, which the inventory has too."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.exporters.values import Source

@@ -3,8 +3,6 @@
 Source: `nanotron/config/config.py` of nanotron 0.4, whose loader takes no unknown key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

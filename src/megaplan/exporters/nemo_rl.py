@@ -3,8 +3,6 @@
 Source: `examples/configs/grpo_math_1B.yaml` of NeMo-RL 0.7; its values hold for every key that is not written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Both loops load a checkpoint of Hugging Face, so that its dimensions must be the
 other on Megatron-Core.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

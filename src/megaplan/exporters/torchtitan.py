@@ -3,8 +3,6 @@
 Source: `torchtitan/config/configs.py` and `torchtitan/components/optimizer/` of torchtitan 0.3.0. The model is its own registry's.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from itertools import pairwise

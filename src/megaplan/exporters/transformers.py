@@ -1,7 +1,5 @@
 """Models of hosts that build only transformers: blocks of attention with an MLP, or with experts."""
 
-from __future__ import annotations
-
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Location, MegaplanError
 from megaplan.exporters.values import Loss, Source

@@ -1,7 +1,5 @@
 """Inputs and results of an exporter; every key of the plan is written, or reported as lost."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple

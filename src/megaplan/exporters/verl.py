@@ -4,8 +4,6 @@ Source: `verl/trainer/config` of verl 0.9: ppo_trainer.yaml, ppo_megatron_traine
 of their own `verl/experimental/one_step_off_policy/config`.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from typing import Any

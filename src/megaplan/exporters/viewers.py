@@ -1,7 +1,5 @@
 """Exports for viewers: the replayed step of a plan, which `chrome_trace` and `memory_snapshot` write."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megaplan.budget.peaks import build_budget

@@ -10,8 +10,6 @@ Values are a payload (`megaplan.blocks.payload`). `megakernels.attend_depth` is 
 Source: arXiv:2603.15031.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The view of a spec that rules of families need, and the arithmetic that all rules share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise

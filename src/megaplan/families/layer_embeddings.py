@@ -6,8 +6,6 @@ A layer multiplies it by the activation of a narrow product of its result, proje
 Source: the Gemma 3n and Gemma 4 implementations of transformers.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The families by letter, in display order. A new one is a folder and a line here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 

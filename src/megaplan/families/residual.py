@@ -5,8 +5,6 @@ another place, these functions derive the block's from the family's: the norm is
 addition is `residual`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache

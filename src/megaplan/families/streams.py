@@ -8,8 +8,6 @@ ones (comb). The streams are concatenated in one tensor of width n · h, which a
 Source: arXiv:2409.19606 (hyper-connections); arXiv:2512.24880 (constrained mixing).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Literal
 

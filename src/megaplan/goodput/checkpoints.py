@@ -1,7 +1,5 @@
 """Bytes of a checkpoint per rank and in total, and seconds to write and read it in each class of storage."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import NamedTuple
 

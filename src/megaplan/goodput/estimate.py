@@ -1,7 +1,5 @@
 """A spec's whole run: days, cost, energy, checkpoints, goodput, and what would raise it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil

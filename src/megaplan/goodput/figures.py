@@ -1,7 +1,5 @@
 """Figures of a run that no spec has to give, each with its basis and source (`figures.json`)."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A job with its checkpoints and interruptions: the interval of its saves, and the wall-clock time of its steps."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import NamedTuple
 
@@ -77,7 +75,7 @@ class Job:
         self.interval = self.interruptions.best_interval(step, num_steps) if interval is None else interval
         self.start = faults.value("restart") + figures()["compile_seconds"].value
 
-    def changed(self, recovery: Recovery | None = None, interval: int | None = None) -> Job:
+    def changed(self, recovery: Recovery | None = None, interval: int | None = None) -> "Job":
         """The job with another recovery, or with another interval."""
         return Job(self.faults, self.saving, self.step, self.num_steps, recovery=recovery, interval=interval, evaluations=self.evaluations)
 

@@ -1,7 +1,5 @@
 """The steps of a whole run: all at the step's time, plus the additional time of a growing batch, the run's slower rate and evaluations."""
 
-from __future__ import annotations
-
 from math import ceil, exp, hypot, log
 from typing import NamedTuple
 

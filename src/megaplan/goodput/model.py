@@ -9,8 +9,6 @@ Sources: J. W. Young, CACM 17(9), 1974, for the interval sqrt(2 stall / l); J. T
 form of the exponential model, whose restart time is here w + r.
 """
 
-from __future__ import annotations
-
 from math import exp, expm1, sqrt
 from typing import NamedTuple
 
@@ -38,7 +36,7 @@ class Interruptions(NamedTuple):
         """Seconds from the beginning of one save to the next, which waits until the first is complete."""
         return max(interval + self.stall, self.write)
 
-    def shares(self, interval: float) -> Shares:
+    def shares(self, interval: float) -> "Shares":
         """Shares of wall-clock time with a save every `interval` seconds of training."""
         cycle = self.cycle(interval)
         if not self.rate:

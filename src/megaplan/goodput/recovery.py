@@ -1,7 +1,5 @@
 """Seconds that a job loses to an interruption: until it is detected, until it runs again, and until it has its state."""
 
-from __future__ import annotations
-
 from math import exp
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The values of a whole run in the output and JSON of `megaplan run`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

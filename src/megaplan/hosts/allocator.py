@@ -13,8 +13,6 @@ Source: c10/cuda/CUDACachingAllocator.cpp (`round_size`, `get_allocation_size`, 
 `try_allocate_expandable_block`; kMinBlockSize, kSmallSize, kMinLargeAlloc, kRoundLarge, kLargeBuffer, kSmallBuffer).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
@@ -40,7 +38,7 @@ class MemoryBlock:
 
     __slots__ = ("after", "before", "free", "place", "pool", "size")
 
-    def __init__(self, pool: Pool, place: int, size: int) -> None:
+    def __init__(self, pool: "Pool", place: int, size: int) -> None:
         self.pool, self.place, self.size, self.free = pool, place, size, True
         self.before: MemoryBlock | None = None
         self.after: MemoryBlock | None = None

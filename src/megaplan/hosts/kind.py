@@ -1,7 +1,5 @@
 """`HostKind`: everything that megaplan needs to know about a host, as one value."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib import import_module

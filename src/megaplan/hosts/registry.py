@@ -1,7 +1,5 @@
 """The hosts by name. A new host is a folder, whose `__init__.py` has its value, and a line here."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Literal
 
 from megaplan.hosts.kind import HostKind

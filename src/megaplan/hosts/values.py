@@ -1,7 +1,5 @@
 """The values of a host: its saved-activation ledger, the blocks of a rank that an explanation lists, and its limits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator
 from math import prod
 from typing import NamedTuple

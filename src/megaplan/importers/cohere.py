@@ -1,7 +1,5 @@
 """Cohere's decoders: attention and MLP read one LayerNorm without bias, and logits have a factor."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers import decoders, experts, parts

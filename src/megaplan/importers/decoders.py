@@ -1,7 +1,5 @@
 """Decoders of attention and a dense MLP: a decoder layer is two letters, `AD`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers.parts import (

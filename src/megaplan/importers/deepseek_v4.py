@@ -1,7 +1,5 @@
 """deepseek_v4: one head of keys that are values, compressed keys, several streams, experts in every layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers.experts import decoder

@@ -3,8 +3,6 @@
 Classes of repositories of weights are in `repository_classes`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from functools import cache

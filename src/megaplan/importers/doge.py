@@ -1,7 +1,5 @@
 """Doge: each channel of the stream has a factor before a block adds to it, and keys add numbers to their scores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers.decoders import decoder

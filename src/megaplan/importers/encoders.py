@@ -4,8 +4,6 @@ Together they are the tensors that transformers builds from the fields of a conf
 parameters, and the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import isqrt
 from types import MappingProxyType

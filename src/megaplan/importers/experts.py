@@ -1,7 +1,5 @@
 """Decoders of grouped-query attention and experts: a decoder layer is `AE`, or `AD` where its MLP is dense."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

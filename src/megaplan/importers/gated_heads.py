@@ -1,7 +1,5 @@
 """Decoders whose attention has a gate with a number or a value of each head: beam and bailing_hybrid."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers.experts import decoder, qwen_experts, sigmoid_choice

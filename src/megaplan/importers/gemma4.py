@@ -1,7 +1,5 @@
 """Gemma 4's text models: norms of values, values from keys, keys of earlier layers, embeddings of layers, experts next to an MLP."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers import decoders, experts

@@ -1,7 +1,5 @@
 """`import_hf`: a Hugging Face `config.json` as a spec."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence

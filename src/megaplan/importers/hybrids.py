@@ -1,7 +1,5 @@
 """Models with Mamba-2 layers: mamba2, nemotron_h, granitemoehybrid, bamba, falcon_h1. Their inner width is heads · head_dim."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers.experts import sigmoid_choice

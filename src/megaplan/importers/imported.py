@@ -1,7 +1,5 @@
 """`Imported`: the spec that an importer made, and its text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +27,7 @@ class Imported:
     document: dict[str, Any]
 
     @classmethod
-    def of(cls, document: Document, found: Iterable[Diagnostic] = (), loaded: LoadedSpec | None = None) -> Imported:
+    def of(cls, document: Document, found: Iterable[Diagnostic] = (), loaded: LoadedSpec | None = None) -> "Imported":
         """The spec of a document, with what the importer found before its own diagnostics.
 
         Args:

@@ -1,7 +1,5 @@
 """Decoders whose MLPs or heads have their own tensors inside, norms without a scale, or a layer before the head."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers.decoders import decoder, stream_wide

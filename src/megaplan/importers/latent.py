@@ -1,7 +1,5 @@
 """Decoders of latent attention: DeepSeek's from v2 on, glm_moe_dsa, glm4_moe_lite, youtu, minicpm3. Dense layers first, experts after."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers.experts import first_dense, grouped_choice, sigmoid_choice

@@ -1,7 +1,5 @@
 """Decoders whose layers with a window have other heads, rotary angles and rotated widths than layers without one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """Classes that have the fields of a config whose model type no import reads, for the reader of the error to judge by their totals."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from typing import Any

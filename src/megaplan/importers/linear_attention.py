@@ -3,8 +3,6 @@
 A decoder layer is `G` or `A`, then `D` or `E`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models with Mamba-1 layers: mamba, falcon_mamba, jamba."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers.parts import common, experts, heads, mlp, model_of, positions

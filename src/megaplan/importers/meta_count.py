@@ -1,7 +1,5 @@
 """Parameters of a model that no import reads, counted by transformers' own build, in another process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

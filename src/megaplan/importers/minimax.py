@@ -1,7 +1,5 @@
 """MiniMax: lightning attention in most layers (minimax), and grouped-query attention that chooses blocks of keys (minimax_m3_vl_text)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers.experts import decoder, sigmoid_choice

@@ -1,7 +1,5 @@
 """Decoders of 2019 to 2024 with LayerNorm: gpt2 and its relatives, bloom, falcon, mpt, opt, stablelm, persimmon, early forms of phi."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Decoders of experts whose fields have their own names: dbrx, hunyuan (the Large model), step3_text, grok-1 and grok-2."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """dots3_note: latent attention whose layers with a window have other heads and latents than layers that choose their keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

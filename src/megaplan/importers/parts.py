@@ -1,7 +1,5 @@
 """Parts that several architectures share: heads, rotary embedding, windows, MLPs, experts, patterns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Sources: `primus/core/launcher/parser.py` and `primus/configs` of AMD-AGI/Primus.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`ProgramConfig`: the configuration of another program while it is read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 A field that the config lacks has the default of transformers' class, as in every program that loads the config; one note lists them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The architectures that can be imported, by `model_type`. A new model type needs an entry here, and a function next to similar ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Decoders whose class is published with the weights: bailing_moe and bailing_moe_v2 (Ling and Ring), deepseek, openelm, nemotron-nas."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

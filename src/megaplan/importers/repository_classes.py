@@ -12,8 +12,6 @@ stabilityai/stablelm-3b-4e1t and tiiuae/falcon-40b;
 fla-org/flash-linear-attention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Decoders whose class is published with the weights: internlm(2), baichuan, llada, hf_olmo, minicpm, minimind, orion, qwen, chatglm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.importers.decoders import decoder

@@ -4,8 +4,6 @@ Sources: `models/gated_deltanet`, `models/transformer`, `models/hybrid.py`, `lay
 `modules/mlp.py` of fla-org/flash-linear-attention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

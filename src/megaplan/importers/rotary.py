@@ -1,7 +1,5 @@
 """Rotary embedding of a config: base, rotated width, and scaling of frequencies for a longer context."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

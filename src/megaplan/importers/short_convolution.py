@@ -1,7 +1,5 @@
 """Models with short convolutions: lfm2, lfm2_moe, lfm3. A decoder layer is `C` or `A`, then `D` or `E`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Encoders of sound, and of dots3_note, Gemma 4 and Phi-4: only parameter counts, since a spec cannot state them."""
 
-from __future__ import annotations
-
 from math import log2
 
 from megaplan.importers.encoders import ENCODERS, Found, Structure, attention, gated, layer_norm, linear, mlp, pair, siglip

@@ -1,7 +1,5 @@
 """Names of foreign fields and arguments that decide the number or size of tensors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

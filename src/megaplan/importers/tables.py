@@ -3,8 +3,6 @@
 A field that a family's own import reads is never listed here; a field in no table is refused.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 _TOKENIZER = "tokenizer"

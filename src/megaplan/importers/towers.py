@@ -1,7 +1,5 @@
 """Multimodal configs: their text model, their encoders and the projections from them, stated or counted (MP225)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from math import isqrt, lcm
 from types import MappingProxyType

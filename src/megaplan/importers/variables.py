@@ -1,7 +1,5 @@
 """Variables of a script that is not run: values that its text assigns, and the text with them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

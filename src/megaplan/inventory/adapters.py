@@ -5,8 +5,6 @@ row-parallel one the columns of A that belong to its columns, and B. If a rank h
 a partial sum over TP, as for every replicated tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """`build_inventory`: the parameter ledger of a whole model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import lru_cache
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """Parameters at both ends of the stack: token embedding, head, final norm."""
 
-from __future__ import annotations
-
 from megaplan.families.attention_residuals import depth_tensors
 from megaplan.families.residual import StreamNorm, norm_tensors
 from megaplan.families.streams import last_tensors

@@ -1,7 +1,5 @@
 """Parameters of optional features: side embeddings, relation bias, multi-token prediction."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megaplan.families.layer_embeddings import LayerEmbeddings, side_tensors

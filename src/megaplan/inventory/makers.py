@@ -4,8 +4,6 @@ Column- and row-parallel follow Megatron-LM's pairing (arXiv:1909.08053, section
 rows, a row-parallel weight its input columns, so that a block needs one reduction at its end.
 """
 
-from __future__ import annotations
-
 from megaplan.inventory.tensors import Group, Init, Owner, ParamTensor
 from megaplan.tuples import new
 

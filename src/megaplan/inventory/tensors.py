@@ -1,7 +1,5 @@
 """Rounds in which Muon orthogonalises matrices, and the ranks among which it deals them out."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A layer of the encoder is two blocks, of the attention and the dense family. The
 them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """`build_layout`: slots from cuts, and the blocks of each slot besides its layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

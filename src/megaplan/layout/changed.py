@@ -5,8 +5,6 @@ kind's factor is the time that all its kernels would take in these runs over the
 kernels were measured; it is `modelled` if the row comes from an experiment, or from another operation's rate.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The step of a plan: its schedule replayed with the times of its own cuts."""
 
-from __future__ import annotations
-
 from megaplan.cost.pools import slot_times
 from megaplan.cost.values import replayed
 from megaplan.inventory.tensors import Inventory

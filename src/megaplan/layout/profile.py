@@ -9,8 +9,6 @@ A run that was not profiled, or is of results that are held out, is in no consta
 constants that no other run has stay. The interval follows from the errors of all these steps.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

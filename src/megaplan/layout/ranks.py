@@ -1,7 +1,5 @@
 """Sets of ranks as half-open runs: `[[0, 4], [8, 12]]` for 0 to 3 and 8 to 11; any length takes a few bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -92,45 +90,13 @@ def expert_coordinate(mesh: Mesh, rank: int) -> dict[str, int]:
     Raises:
         ValueError: If the mesh has no such rank.
     """
-    return _coordinate(mesh, EXPERT_AXES, rank)
-
-
-def axis_groups(mesh: Mesh, *axes: str) -> tuple[tuple[int, ...], ...]:
-    """The process groups of an axis, or of several axes of one mesh taken together.
-
-    Args:
-        mesh: The degrees.
-        axes: Names of one mesh; `("dp_replicate", "dp_shard")` gives the data-parallel groups.
-
-    Returns:
-        Groups in the order of their first rank; a group's ranks ascend. Every rank is in exactly one.
-
-    Raises:
-        ValueError: If no single mesh has all the axes.
-    """
-    names = MESH_AXES if set(axes) <= set(MESH_AXES) else EXPERT_AXES
-    if not set(axes) <= set(names):
-        raise ValueError(f"the axes {', '.join(axes)} are not on one mesh")
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(mesh.world_size):
-        coordinate = _coordinate(mesh, names, rank)
-        groups.setdefault(tuple(coordinate[name] for name in names if name not in axes), []).append(rank)
-    return tuple(tuple(group) for group in groups.values())
-
-
-def num_nodes(ranks: Sequence[int], per_node: int) -> int:
-    """Nodes of a group of ranks, if ranks fill nodes in order."""
-    return len({rank // per_node for rank in ranks})
-
-
-def _coordinate(mesh: Mesh, axes: tuple[str, ...], rank: int) -> dict[str, int]:
     left, indices = rank, []
-    for axis in reversed(axes):
+    for axis in reversed(EXPERT_AXES):
         left, index = divmod(left, getattr(mesh, axis))
         indices.append(index)
     if left:
         raise ValueError(f"the mesh has ranks 0 to {mesh.world_size - 1}, not {rank}")
-    return dict(zip(axes, reversed(indices), strict=True))
+    return dict(zip(EXPERT_AXES, reversed(indices), strict=True))
 
 
 RankRun = tuple[int, int]

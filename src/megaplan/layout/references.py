@@ -1,7 +1,5 @@
 """Small specs whose counted operations identify measured constants: together they contain every kind of kernel."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SHARED: dict[str, Any] = {

@@ -3,8 +3,6 @@
 `megaplan calibrate SPECS --profile RESULTS` writes a file from profiled steps; `megaplan.layout.profile` describes the method.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

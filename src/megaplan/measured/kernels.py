@@ -1,7 +1,5 @@
 """Kinds of kernels by the names of GPU kernels in a profile; names may be cut at 110 characters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache

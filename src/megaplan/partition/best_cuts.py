@@ -5,8 +5,6 @@ against the baseline, then the smallest second-largest part (with multiplicity: 
 then the lexicographically smallest cuts. All three are searched for exactly, by the same sets of pairs with their use of moves and parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, combinations, pairwise, product
 from operator import or_

@@ -13,8 +13,6 @@ Weights of means are those of fictitious play. Any weights give a bound.
 Source: G. W. Brown, Iterative solution of games by fictitious play, 1951.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache

@@ -5,8 +5,6 @@ a cut at its end, or next to a single E or R, does not: dispatch and combine sta
 one block, so none of their state crosses a boundary. Only the residual stream and a declared payload do (R-14).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

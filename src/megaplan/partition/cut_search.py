@@ -16,8 +16,6 @@ The pairs of a V are few where they matter: the ranks outside cannot take more t
 times, so at a limit near the optimum the start nearly determines the stop.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property

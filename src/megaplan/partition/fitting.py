@@ -11,9 +11,7 @@ The order is best first, so the first cuts that fit are optimal, provided that c
 budgets or the work allowed are spent, the best cuts found so far are returned with the lower bound reached.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -95,7 +93,7 @@ class _Search:
     refuted: list[tuple[Exclusion, ...]] = field(default_factory=list)
     least_excluded: int = 1 << 62
     nodes: list[tuple[int, int, tuple[Exclusion, ...], Balance]] = field(default_factory=list)
-    order: count[int] = field(default_factory=count)
+    order: Iterator[int] = field(default_factory=count)
 
     def run(self) -> tuple[Fitted | None, bool]:
         """The cuts found, and true if the result is proven, including the result that nothing fits."""

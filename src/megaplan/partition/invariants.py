@@ -1,7 +1,5 @@
 """The facts that a manual split was decided against, as digests by topic; a changed digest shows that the split is stale (R-25)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ follow from the longest one, which the search for cuts uses. The properties that
 well.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """`manual`: cuts that people wrote down, as spans or as `|` in the pattern. They are checked, never moved (R-25)."""
 
-from __future__ import annotations
-
 from megaplan.diagnostics import diagnostic
 from megaplan.errors import Diagnostic, Location
 from megaplan.layout.build import Spans, cuts_of, span_problems

@@ -4,8 +4,6 @@ A sum has the storage of each layer, and the activations that every split of the
 excluded: a split above the limit does not fit, and one below it may or may not; the budget decides.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megaplan.hosts.megatron.chunks import chunk

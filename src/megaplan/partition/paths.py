@@ -12,8 +12,6 @@ If the parts of a pair take turns and a path has both, each counts without its e
 are. Outside the rank's own order a path contains one part of a pair, with its full time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

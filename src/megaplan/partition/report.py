@@ -1,7 +1,5 @@
 """Sentences that explain the ranks' contents, and the layers that weighted cuts moved."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Certificates of cuts that were decided elsewhere: their distance from the best under the same constraints."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Bytes that layers certainly need on a rank under torchtitan: sharded parameters, gradients and moments, which no split avoids."""
 
-from __future__ import annotations
-
 from megaplan.inventory.tensors import Inventory
 from megaplan.layout.ranks import Layout
 from megaplan.partition.limits import SpanSum, layer_weight

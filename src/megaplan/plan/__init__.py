@@ -3,8 +3,6 @@
 The public names are loaded on first use: a command that only reads a plan builds no model.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

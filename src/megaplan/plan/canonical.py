@@ -9,8 +9,6 @@ Rules:
 - Two spaces of indent, UTF-8 without escapes beyond those of JSON and of other control characters, one newline at the end.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from math import isfinite

@@ -3,8 +3,6 @@
 The effects of single changes need not sum to the whole difference, because changes interact (more experts and a larger EP degree).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checks that a plan's parts follow from each other: decisions from inputs and cuts, sums within the estimates."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The decisions that a plan records, from a spec and its cuts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.families.registry import FAMILIES

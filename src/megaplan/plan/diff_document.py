@@ -1,7 +1,5 @@
 """A plan diff as JSON (`megaplan.diff/1`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.columns import Column

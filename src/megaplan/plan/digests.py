@@ -1,7 +1,5 @@
 """Digests of a plan: of the architecture, and of the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ It has three parts. `inputs`: the request, the spec with every default written o
 the runtime must follow. `estimates`: their expected cost. Decisions and inputs are digested, estimates are not.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cached_property

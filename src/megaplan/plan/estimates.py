@@ -1,7 +1,5 @@
 """The estimates that a plan records, from a budget."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.budget.peaks import build_budget

@@ -1,7 +1,5 @@
 """A spec as a plan's `inputs`, and the inverse: every default written out, floats as exact text (see `canonical`)."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 from megaplan.partition.values import asked_objective

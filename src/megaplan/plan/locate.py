@@ -1,7 +1,5 @@
 """Line and column of a key in a JSON text, for diagnostics: computed only after an error."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Diagnostics about a plan: one function per diagnostic (MP401 … MP413)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from megaplan.diagnostics import diagnostic

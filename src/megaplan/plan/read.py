@@ -4,8 +4,6 @@ Nothing in a plan is executed. A document is refused if it is not the plan that 
 its inputs and decisions, decisions that do not follow from the inputs and the cuts, estimates whose sums do not hold.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass

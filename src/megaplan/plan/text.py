@@ -1,7 +1,5 @@
 """JSON values from the text of a plan: bounded, with exact errors and positions."""
 
-from __future__ import annotations
-
 import json
 import re
 

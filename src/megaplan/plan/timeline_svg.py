@@ -1,7 +1,5 @@
 """A plan's timeline with memory over time, as one self-contained SVG picture: no script, no font, no other file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

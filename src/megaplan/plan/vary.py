@@ -1,7 +1,5 @@
 """A plan under `--set`: other values, the same cuts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from megaplan.diagnostics import diagnostic

@@ -1,7 +1,5 @@
 """Columns of memory during post-training, with their formulas: `megaplan rl --explain` and `megaplan explain COLUMN`."""
 
-from __future__ import annotations
-
 DEVICE: dict[str, str] = {
     "policy_parameters": "shards of the policy's parameters on a training rank: the same columns as in megaplan estimate",
     "policy_gradients": "gradients of the policy: while it trains, the column of megaplan estimate; else buffers of the whole run",

@@ -1,7 +1,5 @@
 """A spec's post-training plan: memory by phase, time of an iteration, idle devices."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import ceil
 

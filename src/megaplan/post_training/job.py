@@ -1,7 +1,5 @@
 """The training step of a post-training plan: the spec's own, with the microbatches that its responses fill."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from dataclasses import dataclass, replace
 from math import ceil

@@ -1,7 +1,5 @@
 """Response lengths as a distribution: log-normal, or a log-normal through each pair of given percentiles, cut at the limit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise

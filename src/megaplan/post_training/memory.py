@@ -1,7 +1,5 @@
 """Memory of a device and of a node's host, phase by phase of an iteration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Where the cache is full the sequence that was admitted last is stopped; it is admitted again first, after its tokens are read again.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from heapq import heappop, heappush
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The values of a post-training plan, as `megaplan rl` prints them and its JSON has them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The explanations of a page's numbers: the texts of `megaplan explain`."""
 
-from __future__ import annotations
-
 from megaplan.budget.formulas import FORMULAS
 from megaplan.columns import Column
 from megaplan.cost.step.formulas import FORMULAS as STEP_TERMS

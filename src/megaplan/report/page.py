@@ -1,7 +1,5 @@
 """The page: data, style and scripts in one HTML file that loads nothing."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections.abc import Mapping

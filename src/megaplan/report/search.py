@@ -1,7 +1,5 @@
 """The data of a page about the result of a search, from the output of `megaplan search --json`."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Literal
 

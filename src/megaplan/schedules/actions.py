@@ -1,7 +1,5 @@
 """The unit of a schedule: one computation of one microbatch on one slot, or a forward and a backward that run together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
@@ -47,7 +45,7 @@ class Action(NamedTuple):
         return f"{self.slot}{self.kind}{self.microbatch}"
 
     @property
-    def parts(self) -> tuple[Action, ...]:
+    def parts(self) -> "tuple[Action, ...]":
         """The action itself: it has one part."""
         return (self,)
 

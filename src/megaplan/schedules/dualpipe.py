@@ -8,8 +8,6 @@ Source: arXiv:2412.19437, figure 5 and table 2 (github.com/deepseek-ai/DualPipe,
 equal slots its longest wait is (p / 2 − 1)(FB + B − 3W), FB the time of an overlapped pair.
 """
 
-from __future__ import annotations
-
 from megaplan.schedules import dualpipev
 from megaplan.schedules.actions import Action, Orders, Overlap, ScheduleStep
 from megaplan.schedules.problems import Problem, fewer_than_slots, odd_microbatches, odd_ranks, one_chunk_a_rank

@@ -5,8 +5,6 @@ Source: arXiv:2412.19437, figure 5, and its cut-in-half form (github.com/deepsee
 (m ≥ 2p); with equal chunks the longest wait is (p − 1)(FB + B − 3W), FB the time of an overlapped pair.
 """
 
-from __future__ import annotations
-
 from megaplan.schedules.actions import Orders, ScheduleStep
 from megaplan.schedules.lane import OrderWriter
 from megaplan.schedules.problems import Problem, fewer_than_slots, two_chunks_a_rank

@@ -4,8 +4,6 @@ Source: arXiv:1811.06965, figure 2c; `torch.distributed.pipelining.ScheduleGPipe
 each waits (p − 1)(F + B).
 """
 
-from __future__ import annotations
-
 from megaplan.schedules.actions import Action, ActionKind, Orders
 from megaplan.schedules.problems import Problem, one_chunk_a_rank
 

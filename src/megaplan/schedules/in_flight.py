@@ -6,8 +6,6 @@ same time, so a rank's peak is the largest dot product of one of these vectors w
 of the chunks' maxima. An overlapped forward begins before its backward has freed anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise

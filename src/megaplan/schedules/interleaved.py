@@ -5,8 +5,6 @@ rounds = max(1, m div p), and g = m / rounds microbatches of one chunk before th
 min(m·v, 2(p − 1 − r) + (v − 1)·g + 1) chunk activations; with equal chunks and m ≥ p every rank waits (p − 1)(F + B) of a chunk.
 """
 
-from __future__ import annotations
-
 from megaplan.schedules.actions import Action, ActionKind, Orders, Overlap, ScheduleStep
 from megaplan.schedules.problems import Problem, several_chunks_a_rank, uneven_rounds
 

@@ -7,8 +7,6 @@ Source: arXiv:2401.10241, figure 3 (ZB-H1); `torch.distributed.pipelining.Schedu
 1F1B's. Until W every rank holds at most min(m·v, (v − 1)·g + p) chunk activations; for m ≥ p each waits (p − 1)(F + I − W).
 """
 
-from __future__ import annotations
-
 from megaplan.schedules import interleaved
 from megaplan.schedules.actions import Action, ActionKind, Orders
 from megaplan.schedules.interleaved import num_rounds, round_problems, visits

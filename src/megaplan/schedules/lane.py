@@ -1,7 +1,5 @@
 """The order of a rank in a V-shaped schedule while it is written: two chunks, and the next microbatch of each kind of computation."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 
 from megaplan.schedules.actions import Action, ActionKind, Overlap, ScheduleStep

@@ -4,8 +4,6 @@ Source: arXiv:2211.05953, figure 4c; `torch.distributed.pipelining.ScheduleLoope
 microbatch to the first. Every rank holds m·v chunk activations.
 """
 
-from __future__ import annotations
-
 from megaplan.schedules.actions import Action, ActionKind, Orders
 from megaplan.schedules.problems import Problem, several_chunks_a_rank
 

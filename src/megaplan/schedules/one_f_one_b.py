@@ -7,8 +7,6 @@ torch 2.13's `Schedule1F1B.pipeline_order` numbers the forwards of the last rank
 the order below.
 """
 
-from __future__ import annotations
-
 from megaplan.schedules.actions import Action, ActionKind, Orders
 from megaplan.schedules.problems import Problem, few_microbatches, one_chunk_a_rank
 

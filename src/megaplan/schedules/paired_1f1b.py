@@ -8,8 +8,6 @@ Source: Megatron-Core's `--overlap-moe-expert-parallel-comm`, whose warm-up has 
 (`megatron/core/pipeline_parallel/schedules.py`, `get_pp_rank_microbatches`).
 """
 
-from __future__ import annotations
-
 from megaplan.schedules import interleaved
 from megaplan.schedules.actions import Orders
 from megaplan.schedules.problems import Problem

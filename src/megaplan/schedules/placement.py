@@ -1,7 +1,5 @@
 """The pipeline rank that owns each slot. Slots are numbered in model order, 0-based."""
 
-from __future__ import annotations
-
 from typing import Literal, assert_never
 
 Placement = Literal["single", "loop", "v", "mirror"]

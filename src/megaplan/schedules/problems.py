@@ -1,7 +1,5 @@
 """Diagnostics about a schedule's degrees: one function per diagnostic (MP310 … MP313)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Schedules by name. A new one is a file with `problems`, `orders` and optionally `enough_microbatches`, and an entry of `SCHEDULES`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple

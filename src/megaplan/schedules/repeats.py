@@ -1,7 +1,5 @@
 """The segment of a linked order that repeats: between fill and drain a long schedule runs the same actions again and again."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ bytes, and reads the other allocated tensors from the chunk states: a chunk's pa
 exist from its first backward and are shards after their reduction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache

@@ -4,8 +4,6 @@ Times are integers in any one unit. Dependencies do not depend on them, so an or
 times.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from operator import add, itemgetter
 from typing import NamedTuple
@@ -53,7 +51,7 @@ class SlotTimes(NamedTuple):
         return self.input[step.slot] + self.weight[step.slot]
 
     @staticmethod
-    def equal(num_slots: int, forward: int = 1, input: int = 1, weight: int = 1) -> SlotTimes:
+    def equal(num_slots: int, forward: int = 1, input: int = 1, weight: int = 1) -> "SlotTimes":
         """The same times for every slot."""
         return SlotTimes((forward,) * num_slots, (input,) * num_slots, (weight,) * num_slots)
 
@@ -273,7 +271,7 @@ class _Results(NamedTuple):
     waiting: dict[int, int]
 
     @staticmethod
-    def none() -> _Results:
+    def none() -> "_Results":
         """No results yet."""
         return _Results({}, {})
 

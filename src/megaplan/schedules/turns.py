@@ -5,8 +5,6 @@ computation continues as soon as its own exchange has ended; when one has ended,
 exchanges run. So a pair takes at least the sum of its computations and at least the sum of its exchanges, and at most the sum of all.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

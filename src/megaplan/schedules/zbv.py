@@ -6,8 +6,6 @@ activations (m ≥ 2p); the stagger (p − 1)F remains in a step that ends with 
 With fewer than 2p − 1 microbatches the order is that for 2p − 1 without the missing ones.
 """
 
-from __future__ import annotations
-
 from megaplan.schedules.actions import Orders, ScheduleStep
 from megaplan.schedules.lane import OrderWriter
 from megaplan.schedules.problems import Problem, two_chunks_a_rank

@@ -1,7 +1,5 @@
 """Sections of the model, one class for each kind of block or feature."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer

@@ -3,8 +3,6 @@
 A script has them in comments, a file of sections in their own section; an import of the file applies them like `--set`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce

@@ -1,7 +1,5 @@
 """The spec under check, as every group of rules sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

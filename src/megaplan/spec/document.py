@@ -5,8 +5,6 @@ nesting is bounded, and an alias is the value itself instead of a copy. Scalars 
 another reader takes for another value: `NO`, `1:30`, `1_000`, `010` and `0x10` stay text, and `3e-4` is a number.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -54,7 +52,7 @@ class SourceMap:
             written = written[: max(written.rfind("."), written.rfind("["), 0)]
         return Location(file=self.file, key=key or None)
 
-    def with_override(self, key: str, argument: str) -> SourceMap:
+    def with_override(self, key: str, argument: str) -> "SourceMap":
         """The map after `--set` has replaced a key and everything below it."""
         below = tuple(f"{key}{separator}" for separator in ".[")
         marks = {name: mark for name, mark in self.marks.items() if name != key and not name.startswith(below)}

@@ -1,7 +1,5 @@
 """The keys that a spec may have in each section, read from the models, for hints and for `--set`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache
 from types import UnionType

@@ -1,7 +1,5 @@
 """The `host` section: the framework that runs the plan, and the launch settings that change memory."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator

@@ -1,7 +1,5 @@
 """Words of the section `host`: modules, frameworks and policies that its keys name."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 RecomputeModule = Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe"]

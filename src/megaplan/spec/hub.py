@@ -1,7 +1,5 @@
 """Model names of the Hugging Face hub and their configs in the local cache; a config is downloaded only by `fetch_config`."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sections whose models are loaded only if a spec has them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError

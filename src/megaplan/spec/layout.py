@@ -1,7 +1,5 @@
 """Sections of a spec that define a step's layout: mesh, state sharding, schedule and batch."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -151,7 +149,7 @@ class Sharding(OptionsSection):
         """`reshard_size`, if parameters are freed after forward; else 0."""
         return (self.reshard_size or 0) if self.reshard_after_forward else 0
 
-    def with_own_resharding(self, *, frees: bool) -> Sharding:
+    def with_own_resharding(self, *, frees: bool) -> "Sharding":
         """The section with this value of `reshard_after_forward` if it is not given; it still counts as not given."""
         key = "reshard_after_forward"
         if key in self.model_fields_set or frees == self.reshard_after_forward:

@@ -1,7 +1,5 @@
 """Reading and checking a spec from a file, standard input, a text or plain values; all problems are reported at once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

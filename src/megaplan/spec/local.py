@@ -13,8 +13,6 @@ forward reads what a backward has gathered.
 Source: Transformer Engine, `fsdp_pre_all_gather` of `pytorch/tensor/mxfp8_tensor.py`; torchao 0.18, `float8/fsdp_utils.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import accumulate
 from math import prod

@@ -3,8 +3,6 @@
 Source: arXiv:2106.09685, section 4; with a base in four or eight bits arXiv:2305.14314.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The section `precision.recipe`: how linears multiply in 8 or 4 bits."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from megaplan.dtypes import DType

@@ -1,7 +1,5 @@
 """Rules of `precision.recipe`: device support, dimensions that blocks of a scale divide, and recompute that would scale twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.devices import device_names

@@ -1,7 +1,5 @@
 """Rules of parallel degrees: divisibility (R-30 … R-33), and groups that span nodes (R-37)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import gcd, lcm
 

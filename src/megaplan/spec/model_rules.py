@@ -1,7 +1,5 @@
 """Rules of the model: the pattern, then dimensions of each family, norms and parallel layers, features."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 

@@ -3,8 +3,6 @@
 Cross-field rules (degrees that must divide, letters that need sections) live in `rules.py`, not here.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator

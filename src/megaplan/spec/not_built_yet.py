@@ -4,8 +4,6 @@ Planning gives a note and megarun an error; both call `megarun_refuses`. One tab
 megarun builds it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from megaplan.diagnostics import diagnostic

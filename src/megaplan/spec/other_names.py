@@ -3,8 +3,6 @@
 A key with a dot is absolute; a key without one belongs to the section in which the name occurs, or to any section that has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`--set KEY=VALUE`: a value of a spec replaced on the command line, with a position for diagnostics."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

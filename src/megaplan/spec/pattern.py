@@ -1,7 +1,5 @@
 """The blocks that a depth of multi-token prediction has between its projection and its output norm."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable, Iterator
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Mixed pools: a pipeline whose stages lie on several types of devices, and its rules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The section `post_training`: reinforcement learning of the spec's model, for `megaplan rl`; outside the plan's digest."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field

@@ -1,7 +1,5 @@
 """Rules of the section `post_training`: lengths, pools, and the engine's degrees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import ceil
 

@@ -1,7 +1,5 @@
 """Reading text from a file or standard input: bounded, UTF-8, with one diagnostic for each kind of failure."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

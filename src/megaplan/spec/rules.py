@@ -1,7 +1,5 @@
 """All rules about more than one key. Each group yields everything it finds; no group stops another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megakernels.libraries import GENERATION

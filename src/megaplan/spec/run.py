@@ -1,7 +1,5 @@
 """The section `run`: a whole training run, for `megaplan run`; outside the plan's digest. Values may be texts with units."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal

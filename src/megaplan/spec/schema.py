@@ -1,7 +1,5 @@
 """The JSON Schema of specs, for editors: types and bounds from the models, a description of every key from their docstrings."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

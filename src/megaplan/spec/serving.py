@@ -1,7 +1,5 @@
 """The section `serving`: an inference pool next to training."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from megaplan.dtypes import DType

@@ -1,7 +1,5 @@
 """Rules of serving: its degrees must divide the model, and only pages can be shared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import gcd
 

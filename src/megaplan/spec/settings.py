@@ -1,7 +1,5 @@
 """Defaults of a project: `[tool.megaplan]` of pyproject.toml, or megaplan.toml, in the working directory or the nearest one above it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rules of cuts: manual spans, and cuts that are forbidden, pinned or kept together (R-21, R-24, R-25)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 from typing import NamedTuple

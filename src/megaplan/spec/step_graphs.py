@@ -4,8 +4,6 @@ A graph consists of the device's operations during recording. A step that the ho
 another course each time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from megaplan.spec.models import Spec

@@ -1,7 +1,5 @@
 """Rules of a stated encoder and its projection (MP226), and of parts that state nothing (MP715)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic

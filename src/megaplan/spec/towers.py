@@ -1,7 +1,5 @@
 """The section `model.towers`: encoders of a multimodal model on its first stage."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import isqrt
 from typing import Annotated, ClassVar

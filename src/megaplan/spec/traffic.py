@@ -7,8 +7,6 @@ Expert groups: dispatch and combine, forward and backward, send (ep − 1) / ep 
 megarun gathers tokens (`host.moe_dispatcher`), each token goes to all other ranks of the groups, and its sum is returned.
 """
 
-from __future__ import annotations
-
 from megaplan.families.registry import families_of
 from megaplan.spec.context import Checked
 from megaplan.spec.pattern import DepthBlock, depth_blocks

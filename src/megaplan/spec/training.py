@@ -1,7 +1,5 @@
 """The sections `data` and `training`: a run's tokens, length and rates."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

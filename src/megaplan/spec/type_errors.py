@@ -1,7 +1,5 @@
 """Diagnostics for one value of a wrong type, name or size."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches

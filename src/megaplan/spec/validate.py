@@ -1,7 +1,5 @@
 """Validation of plain values as a `Spec`; every failure becomes a diagnostic of megaplan at its key."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Exit statuses that every command of megaplan and megarun uses; a command's own (1 "no", 3 "a condition holds") are in its module."""
 
-from __future__ import annotations
-
 ERROR = 2
 """The command failed; diagnostics say why."""
 SIGNAL_STATUS = 128

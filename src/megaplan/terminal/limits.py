@@ -1,7 +1,5 @@
 """Limits of the process and of the machine as diagnostics: which one is reached, its value, and the command that raises it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

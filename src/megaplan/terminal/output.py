@@ -1,7 +1,5 @@
 """Output of the process: the answer on stdout, everything else on stderr, colour only for a terminal."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

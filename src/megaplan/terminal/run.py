@@ -1,7 +1,5 @@
 """Runs a command and returns its exit status: the common handling of a closed pipe, an interrupt and every other exception."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ stderr may be closed, on a full disk, a pipe without a reader, or a terminal tha
 to a file if one is known. Once at the end a sentence says how many lines were lost, and why.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -1,7 +1,5 @@
 """Plain-text tables, and their width."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A command line that the argument parser refuses, as a diagnostic."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The text of `--version`: the versions for a bug report, read from installed packages without importing them."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Adapters of `lora` in checkpoints: which plan may continue which checkpoint; needs no torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from typing import Any

@@ -3,8 +3,6 @@
 A rank reads all columns of its rows, including other tensor ranks' columns, because the mean and the step of a row cover all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Checks that a checkpoint can continue under a plan; needs no torch."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

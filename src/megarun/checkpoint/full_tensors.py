@@ -1,7 +1,5 @@
 """Full tensors of a checkpoint, on one process: for export, and to compare two checkpoints."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator
 

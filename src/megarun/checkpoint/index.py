@@ -4,8 +4,6 @@ A tensor's chunks must cover it exactly. Where one is missing, or two overlap, a
 the order of reading, and no error would say so.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The checkpoint interface of the training loop: where to start, and when to save."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from types import TracebackType

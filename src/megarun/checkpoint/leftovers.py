@@ -5,8 +5,6 @@ step that is saved a second time, until the new one has its place, and `.step-N.
 killed between the two renames of a second save leaves the only complete checkpoint of that step under `.replaced`.
 """
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from pathlib import Path

@@ -7,8 +7,6 @@ ancestor of another one if the history of the other passes through it. Line numb
 Source: PostgreSQL's timelines, which distinguish recoveries from one archive in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,7 +26,7 @@ class Place(NamedTuple):
     line: Line
     step: int
 
-    def leads_to(self, other: Place) -> bool:
+    def leads_to(self, other: "Place") -> bool:
         """True if this checkpoint is an ancestor of `other`, or is `other`."""
         depth = len(self.line)
         if other.line[:depth] != self.line:

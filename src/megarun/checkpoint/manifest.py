@@ -10,8 +10,6 @@ Format 1 is read as the first line, with unknown data. Format 3 adds `digest`, t
 manifest is the only file whose checksum no other file has.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -7,8 +7,6 @@ whose end makes it garbage that the next start removes. Each copy has two places
 written: so the newest step of which every rank has a copy somewhere is the last one or the one before.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -75,7 +73,7 @@ class Record:
         return json.dumps([self.rank, self.step, self.num_bytes, self.plan, self.skipped, self.losses])
 
     @classmethod
-    def parse(cls, text: str) -> Record:
+    def parse(cls, text: str) -> "Record":
         """The record of a text.
 
         Raises:
@@ -190,7 +188,7 @@ class MemoryCopies:
         self._held: list[list[Record]] = []
 
     @classmethod
-    def of_job(cls, plan: str, control: dist.ProcessGroup) -> MemoryCopies | None:
+    def of_job(cls, plan: str, control: dist.ProcessGroup) -> "MemoryCopies | None":
         """The copies of a job that torchrun has started, which alone can start its processes again; else None."""
         if LAUNCHED not in os.environ:
             return None

@@ -5,8 +5,6 @@ as boxes of the full tensor, a checkpoint is independent of the layout: any othe
 overlaps. Replicas state the same box, and DCP writes it once (R-70).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -34,7 +32,7 @@ class Range:
     full: int
     length: int
 
-    def within(self, start: int, length: int) -> Range | None:
+    def within(self, start: int, length: int) -> "Range | None":
         """The part of this range within the `length` local indices from `start`, relative to `start`; None if it is empty."""
         first, stop = max(self.local, start), min(self.local + self.length, start + length)
         return Range(first - start, self.full + first - self.local, stop - first) if first < stop else None
@@ -56,11 +54,11 @@ class Pieces:
         self.local, self.shape, self.boxes = local, torch.Size(shape), boxes
 
     @classmethod
-    def unsharded(cls, tensor: Tensor) -> Pieces:
+    def unsharded(cls, tensor: Tensor) -> "Pieces":
         """The pieces of a tensor that is not sharded."""
         return cls(tensor, tuple(tensor.shape), (tuple(Range(0, 0, size) for size in tensor.shape),))
 
-    def on_cpu(self, into: Pieces | None = None) -> Pieces:
+    def on_cpu(self, into: "Pieces | None" = None) -> "Pieces":
         """The same pieces of a copy in host memory; `into`, an earlier copy, is overwritten."""
         host = into.local if into is not None else torch.empty_like(self.local, device="cpu", pin_memory=self.local.is_cuda)
         host.copy_(self.local, non_blocking=True)

@@ -4,8 +4,6 @@ A storage cannot rename, so a save has its own folder, `step-00000040`, or `step
 the manifest is its last object: a folder without one is not a checkpoint. Rank 0 chooses the folder, and the others read it in DCP's plan.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import secrets

@@ -1,7 +1,5 @@
 """Resuming from a checkpoint: selects it, checks that it fits the plan, and loads its state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Choice of the checkpoints that are removed after a new one is complete; needs no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from megaplan.errors import MegaplanError

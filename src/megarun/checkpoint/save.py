@@ -3,8 +3,6 @@
 Training blocks only for the copy. One save is in progress at a time; the next one waits for it first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any

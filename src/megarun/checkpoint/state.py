@@ -9,8 +9,6 @@ seed, so the data position is the step.
 of ranks is the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -6,8 +6,6 @@ and checksum to the coordinator; when the coordinator sees all files in their si
 Source: torch/distributed/checkpoint/filesystem.py, `FileSystemWriter.finish` and `FileSystemReader.read_metadata`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

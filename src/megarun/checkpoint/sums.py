@@ -5,8 +5,6 @@ file is read from a descriptor whose size, times and inode are, before and after
 again. A text is summed from the bytes that are parsed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """`megarun eval`: the loss of a token file under a checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Groups of commands, and examples, for help texts."""
 
-from __future__ import annotations
-
 from megaplan.terminal.usage import examples_text
 
 TRAIN, MACHINE, FILES = "Train", "Before a run", "Files"

@@ -1,7 +1,5 @@
 """`megarun launch`: job scripts for schedulers. Exit status: 0 written, 2 an error. Nothing is submitted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`megarun sample`: the text with which a checkpoint continues a prompt."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import NamedTuple

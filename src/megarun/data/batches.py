@@ -14,8 +14,6 @@ Tokens that features read before a token and after its label are taken from comp
 within the row or, in packed rows, within the document.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -132,7 +130,7 @@ class Batch(NamedTuple):
         whole = (*(self[:2]), self.packed.starts if self.packed is not None else None, *self[3:])
         return [each for field in whole if field is not None for each in (field if isinstance(field, tuple) else (field,))]
 
-    def copied(self) -> Batch:
+    def copied(self) -> "Batch":
         """A copy with its own tensors."""
 
         def copy(field: Any) -> Any:
@@ -142,7 +140,7 @@ class Batch(NamedTuple):
 
         return Batch._make(None if field is None else copy(field) for field in self)
 
-    def part(self, index: int, num_parts: int) -> Batch:
+    def part(self, index: int, num_parts: int) -> "Batch":
         """Rows of one of `num_parts` equal parts, as views."""
 
         def cut(rows: Tensor | None) -> Tensor | None:

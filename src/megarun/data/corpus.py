@@ -1,7 +1,5 @@
 """The texts of a folder: which files are documents, in which order, and why other files are skipped."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Sequence

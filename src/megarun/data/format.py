@@ -3,8 +3,6 @@
 See `docs/reference/token-file.md`.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import asdict, dataclass, fields
@@ -123,7 +121,7 @@ def parse_header(text: bytes, version: int) -> Header:
     if not isinstance(values, dict):
         raise ValueError("its header is not a JSON object")
     names = [field for field in fields(Header) if field.name not in _later_fields(version)]
-    header = Header(**{field.name: _value(values, field.name, str(field.type)) for field in names})
+    header = Header(**{field.name: _value(values, field.name, is_text=field.type is str) for field in names})
     if header.dtype not in DTYPES:
         raise ValueError(f"header.dtype = {header.dtype!r}, not {' or '.join(DTYPES)}")
     if not MIN_VOCAB_SIZE <= header.vocab_size <= 2 ** (8 * DTYPES[header.dtype].itemsize):
@@ -140,12 +138,12 @@ def parse_header(text: bytes, version: int) -> Header:
     return header
 
 
-def _value(values: dict[str, Any], name: str, type_name: str) -> Any:
+def _value(values: dict[str, Any], name: str, *, is_text: bool) -> Any:
     """One field; integers must not be negative or booleans."""
     if name not in values:
         raise ValueError(f"its header has no {name}")
     value = values[name]
-    right = isinstance(value, str) if type_name == "str" else isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    right = isinstance(value, str) if is_text else isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
     if not right:
-        raise ValueError(f"header.{name} = {str(value)[:40]!r}, not a {'text' if type_name == 'str' else 'count'}")
+        raise ValueError(f"header.{name} = {str(value)[:40]!r}, not a {'text' if is_text else 'count'}")
     return value

@@ -4,8 +4,6 @@ A token file's header has the SHA-256 of all bytes after it, computed when the f
 start of a run and a resume only compare headers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 SHOWN_DIGITS = 16

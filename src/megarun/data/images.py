@@ -5,8 +5,6 @@ image in it. So every layout, and a resumed run, has the same images. Image i of
 tokens. Text tokens at the image's positions are not read and not predicted.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Mixes several token files in fixed proportions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -45,7 +43,7 @@ class TokenMix:
             raise refusal("MP623", f"{detail}, more than {MOST_ROWS_OF_A_BLOCK:,}")
         self._ends = np.cumsum(self._weights)
 
-    def split(self, fraction: Fraction) -> tuple[TokenMix, TokenMix]:
+    def split(self, fraction: Fraction) -> "tuple[TokenMix, TokenMix]":
         """The mix in two parts, with the same share of every file (`TokenFile.split`) and the same weights."""
         training, held_out = zip(*(file.split(fraction) for file in self._files), strict=True)
         return TokenMix(list(zip(training, self._weights, strict=True))), TokenMix(list(zip(held_out, self._weights, strict=True)))

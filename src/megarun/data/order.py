@@ -8,8 +8,6 @@ arbitrary finite domains (2002), for the walk; G. Steele, D. Lea and C. Flood, F
 the round function's mixing constants.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

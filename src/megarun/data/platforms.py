@@ -4,8 +4,6 @@ Platform 0 is of the documents in the corpus folder itself; the folders directly
 are sorted by target platform or source by putting them into folders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Batch b is rows b · n to (b + 1) · n of training (`megarun.data.token_file`). 
 no update and skips its batch, so step s trains on the s-th batch that is not skipped.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 GROWTH_STEPS = 2000
@@ -36,7 +34,7 @@ class DataProgress:
             number += stop - first
         return number
 
-    def without(self, *ranges: tuple[int, int]) -> DataProgress:
+    def without(self, *ranges: tuple[int, int]) -> "DataProgress":
         """A copy with more skipped batches, given as half-open ranges."""
         merged: list[tuple[int, int]] = []
         for first, stop in sorted((*self.skipped, *ranges)):
@@ -46,11 +44,11 @@ class DataProgress:
                 merged.append((first, stop))
         return replace(self, skipped=tuple(merged))
 
-    def after(self, loss: float, num_losses: int) -> DataProgress:
+    def after(self, loss: float, num_losses: int) -> "DataProgress":
         """A copy with one more loss; the last `num_losses` are kept."""
         return replace(self, losses=(*self.losses, loss)[-num_losses:] if num_losses else ())
 
-    def scaled(self, *, overflows: bool) -> DataProgress:
+    def scaled(self, *, overflows: bool) -> "DataProgress":
         """A copy after one more step with scaled losses: half the scale if gradients overflow, twice after 2,000 steps in which none did.
 
         Source: torch/amp/grad_scaler.py (`GradScaler`), whose defaults these are.

@@ -1,7 +1,5 @@
 """Statistics of a token file; a model whose loss is below the unigram entropy has learned more than frequencies."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ they resemble.
 Source: ISO/IEC 9899:2011, section 6.4, and ISO/IEC 14882:2017, section 5.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Reading a token file: validated when opened, memory-mapped, and split into the rows of a step."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import os
@@ -64,7 +62,7 @@ class TokenFile:
             raise self.damaged(detail)
         self._held_out, self._validates = Fraction(0), False
 
-    def split(self, fraction: Fraction) -> tuple[TokenFile, TokenFile]:
+    def split(self, fraction: Fraction) -> "tuple[TokenFile, TokenFile]":
         """Two views of the file: training rows, and the last ⌊fraction · W⌋ of its W windows for evaluation.
 
         Both views are otherwise the file itself. No token is predicted in both.

@@ -1,7 +1,5 @@
 """Converts a folder of texts to a token file, in one pass with constant memory after the tokenizer is trained."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

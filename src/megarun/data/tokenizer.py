@@ -3,8 +3,6 @@
 Both are written as a `tokenizers` JSON, so `tokenizers.Tokenizer.from_file` reads either; bytes are BPE without merges.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Implementation of `megarun doctor`."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

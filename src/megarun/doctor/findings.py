@@ -1,7 +1,5 @@
 """Findings of the doctor: lines of sections, each good, a warning or a problem with its fix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum

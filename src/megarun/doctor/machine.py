@@ -1,7 +1,5 @@
 """Devices, memory and folders of this machine, and the setting of torch's allocator."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Requirements of a plan on this machine: its processes, its device, its kernels in the cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

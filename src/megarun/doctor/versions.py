@@ -1,7 +1,5 @@
 """Versions of a run's software, and known hazards of its compilers."""
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Builds the stage of a slot: on the meta device, checked against the inventory, then materialised."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """Initialises every parameter from a generator seeded by hash(seed, full name), equally for every layout and device."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 

@@ -1,7 +1,5 @@
 """A trainer that reports the start of each phase, for a trace or a measurement on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """One rank's training state and its optimizer step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Adapters merged into the weights of their linears: W + alpha / rank · B A, W made of its packed rows where `lora.base` packs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +36,7 @@ class Adapters:
     packing: Packing | None
 
     @classmethod
-    def of(cls, checkpoint: AnyPath, job: Job, saved: Mapping[str, Any]) -> Adapters:
+    def of(cls, checkpoint: AnyPath, job: Job, saved: Mapping[str, Any]) -> "Adapters":
         """Adapters of a checkpoint, by its index; empty for a checkpoint of a base model."""
         if job.spec.lora is None:
             return cls(checkpoint, frozenset(), 0.0, {}, None)

@@ -1,7 +1,5 @@
 """Conversion of a rule's values between Hugging Face's tensors (theirs) and megarun's (ours): exactly invertible."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

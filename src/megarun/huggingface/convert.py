@@ -1,7 +1,5 @@
 """A model's folder as a checkpoint of a plan, and a checkpoint as a model's folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

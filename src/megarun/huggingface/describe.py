@@ -1,7 +1,5 @@
 """The files of an exported model that are not weights: a config that is derived from the plan, the run's tokenizer, and a model card."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

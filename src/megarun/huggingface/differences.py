@@ -1,7 +1,5 @@
 """Differences between the model of a config and that of a plan, limited to settings that decide its function or its tensors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Safetensors files of a model's folder: read one tensor at a time, written shard by shard."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +45,7 @@ class WeightFiles:
     _names: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, folder: Path) -> WeightFiles:
+    def of(cls, folder: Path) -> "WeightFiles":
         """The tensors of a folder; no values are read.
 
         Raises:
@@ -69,7 +67,7 @@ class WeightFiles:
         found.places = dict.fromkeys(found._file(SINGLE).keys(), SINGLE)
         return found
 
-    def written_as(self, names: Iterable[str], others: Callable[[str], Iterable[str]]) -> WeightFiles:
+    def written_as(self, names: Iterable[str], others: Callable[[str], Iterable[str]]) -> "WeightFiles":
         """The same for `names`, which the files may have under one of the names in `others`."""
         for name in names:
             written = next((other for other in others(name) if other in self.places), name)

@@ -5,13 +5,11 @@ theirs, concatenated by rows or in groups of rows (`Names.groups`); a tuple of t
 one tensor for each expert.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-Module: TypeAlias = "str | tuple[str, ...]"
+Module: TypeAlias = str | tuple[str, ...]
 Modules: TypeAlias = dict[Module, Module]
 ROWS = "rows"
 """Groups of one row of each of ours."""

@@ -1,7 +1,5 @@
 """Rules from a table of names: the pairs of our tensors and theirs, with their shapes; needs no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple

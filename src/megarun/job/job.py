@@ -1,7 +1,5 @@
 """A job: the planned spec with its inventory and layout."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from megaplan.inventory.tensors import Inventory
@@ -20,7 +18,7 @@ class Job:
     layout: Layout
 
     @classmethod
-    def from_plan(cls, plan: PlanDocument) -> Job:
+    def from_plan(cls, plan: PlanDocument) -> "Job":
         """The job of a plan that was read.
 
         Raises:
@@ -29,7 +27,7 @@ class Job:
         refuse_other_orders(plan.decisions)
         return cls(plan.spec, plan.inventory, plan.layout())
 
-    def with_seed(self, seed: int) -> Job:
+    def with_seed(self, seed: int) -> "Job":
         """A copy with another `training.seed`, which is in no digest."""
         training = self.spec.training.model_copy(update={"seed": seed})
         return replace(self, spec=self.spec.model_copy(update={"training": training}))

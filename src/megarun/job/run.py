@@ -1,7 +1,5 @@
 """A run: the job of a plan with the settings of the command line."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,9 +59,9 @@ class Run:
     source: TokenFile | TokenMix
     out: Path
     num_steps: int
-    plan: SavedPlan
-    checkpoints: Checkpoints
-    held_out: HeldOut | None = None
+    plan: "SavedPlan"
+    checkpoints: "Checkpoints"
+    held_out: "HeldOut | None" = None
     viewers: Viewers = NO_VIEWERS
     compiled: bool = False
     validation_fraction: str = NOTHING

@@ -1,7 +1,5 @@
 """Refuses plans that the runtime cannot build, before the first process group is created."""
 
-from __future__ import annotations
-
 from megaplan.errors import MegaplanError, Severity
 from megaplan.plan.document import Decisions
 from megaplan.spec.models import Spec

@@ -4,8 +4,6 @@ An entry is a folder named by a hash. Its group file lists its files by absolute
 counts as missing, so that a copied or mounted cache would be compiled again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import suppress

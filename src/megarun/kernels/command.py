@@ -1,7 +1,5 @@
 """Implementation of `megarun compile`: from a plan file to a folder of compiled kernels and an exit status."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import time

@@ -5,8 +5,6 @@ a driver that claims the target (`launches.CompilingDriver`), so that a cache en
 it. All are forked from a process without CUDA that has imported torch and triton, which takes seconds.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

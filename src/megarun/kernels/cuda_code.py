@@ -4,8 +4,6 @@ An operation of `megakernels` selects its implementation by the device of its op
 selection, copies and torch operations around its kernels; nothing is computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """One launch of a Triton kernel as data: its arguments without values, which another process can give to the launcher again."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """The optional packages of a plan on this machine: which run, and which do not, with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The launches of one optimizer step of a rank: the runtime's own step on fake tensors, with each operation's own launch code."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """The target of a plan's kernels: the device and the libraries that decide which kernel is launched."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from megaplan.devices import Device
@@ -31,12 +29,12 @@ class Target(NamedTuple):
     device_name: str = ""
 
     @classmethod
-    def planned(cls, device: Device) -> Target:
+    def planned(cls, device: Device) -> "Target":
         """A device of the registry, with a torch that is built for it."""
         return cls(CAPABILITIES[device.generation], device.num_sms.value, device_name=device.name)
 
     @classmethod
-    def present(cls, index: int) -> Target:
+    def present(cls, index: int) -> "Target":
         """The CUDA device of this process with this index, and this torch."""
         import torch  # noqa: PLC0415  (the planned target needs none)
 

@@ -4,8 +4,6 @@ gloo binds to the address that the machine's own host name has, for every group 
 waits for the name servers, and the ranks of several machines would then offer each other 127.0.0.1.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

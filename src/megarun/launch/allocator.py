@@ -5,8 +5,6 @@ torch reads the setting once, when its allocator is first used: from PYTORCH_ALL
 Source: c10/core/AllocatorConfig.h (`AcceleratorAllocatorConfig::instance`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Schedulers send SIGUSR1 or SIGHUP some time before they end a job.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence
@@ -37,7 +35,7 @@ class Interrupt:
         self.received, self._before = 0, {}  # type: ignore[var-annotated]
         self._signalled, self._pipe, self._wakeup = 0, (-1, -1), -1
 
-    def __enter__(self) -> Interrupt:
+    def __enter__(self) -> "Interrupt":
         self._pipe = os.pipe()
         for handle in self._pipe:
             os.set_blocking(handle, False)

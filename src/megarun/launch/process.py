@@ -1,7 +1,5 @@
 """The identity of a process, which shows whether it still runs; a process id alone is used again and means nothing on another machine."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -34,17 +32,17 @@ class ProcessIdentity:
     namespace: str
 
     @classmethod
-    def own(cls) -> ProcessIdentity:
+    def own(cls) -> "ProcessIdentity":
         """This process."""
         return cls.of(os.getpid())
 
     @classmethod
-    def of(cls, pid: int) -> ProcessIdentity:
+    def of(cls, pid: int) -> "ProcessIdentity":
         """Another process of this machine."""
         return cls(socket.gethostname(), pid, _start_ticks(pid), _namespace())
 
     @classmethod
-    def parse(cls, values: Any) -> ProcessIdentity:
+    def parse(cls, values: Any) -> "ProcessIdentity":
         """The identity from a JSON document.
 
         Raises:

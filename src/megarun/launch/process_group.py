@@ -1,7 +1,5 @@
 """The launch of this process (alone or by torchrun), its device, and the job's process group."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """Progress of a rank's main thread: written by it, and read by the thread that watches it."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -5,8 +5,6 @@ is queued again, from a failed one. torchrun would hide both. Kubernetes starts 
 GPUs of its node and a Job starts it again.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -37,7 +35,7 @@ class JobShape:
     ranks_per_node: int
 
     @classmethod
-    def of(cls, name: str, world_size: int, per_node: int) -> JobShape:
+    def of(cls, name: str, world_size: int, per_node: int) -> "JobShape":
         """The shape of `world_size` ranks on machines of `per_node` GPUs.
 
         Raises:

@@ -5,8 +5,6 @@ TORCHELASTIC_RESTART_COUNT differs between them. Its store is the same in every 
 a new name in each start and sends it to the processes that request it.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

@@ -6,8 +6,6 @@ than its limit; the others look at rank 0. Stuck is then the rank that has never
 computes or reads while others wait in a collective; else the one that is furthest behind.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -63,7 +61,7 @@ class Beat:
     process: ProcessIdentity
 
     @classmethod
-    def parse(cls, text: str | bytes) -> Beat:
+    def parse(cls, text: str | bytes) -> "Beat":
         """A beat from its JSON text."""
         values: dict[str, Any] = json.loads(text)
         return cls(**{**values, "process": ProcessIdentity.parse(values["process"])})
@@ -134,7 +132,7 @@ class Watch:
         self._over = threading.Event()
         self._threads = [threading.Thread(target=target, name="watch", daemon=True) for target in (self._run, self._guard)]
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> "Watch":
         for thread in self._threads:
             thread.start()
         return self

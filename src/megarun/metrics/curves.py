@@ -1,7 +1,5 @@
 """The numbers of metrics.jsonl for TensorBoard and for Weights & Biases, if their packages are installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import secrets
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Console output of training: a progress line on a terminal, periodic lines otherwise, and a table at the end."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -51,7 +49,7 @@ class Display:
         self._task = self._progress.add_task("train", total=num_steps, text="")
         self._printed = time.monotonic()
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> "Display":
         self._progress.start()
         return self
 

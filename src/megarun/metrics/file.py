@@ -4,8 +4,6 @@ A line that cannot be written never ends a run: it is kept until it can be writt
 removed meanwhile, in the folder that the run began with and in no other.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import deque
@@ -45,7 +43,7 @@ class MetricsFile:
         self._num_lost, self._reported = 0, False
         self._curves: list[Curves] = []
 
-    def __enter__(self) -> MetricsFile:
+    def __enter__(self) -> "MetricsFile":
         if self._writes:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)

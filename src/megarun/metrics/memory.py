@@ -1,7 +1,5 @@
 """Allocated bytes of each rank, and the plan's estimate of them."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

@@ -5,8 +5,6 @@ a thread looks at the main thread's call stack every few milliseconds: in a coll
 collectives, so there is no such number, and only the time for data is compared.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence
@@ -41,7 +39,7 @@ class WaitSampler:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="wait sampler", daemon=True)
 
-    def __enter__(self) -> WaitSampler:
+    def __enter__(self) -> "WaitSampler":
         self._thread.start()
         return self
 

@@ -1,7 +1,5 @@
 """The lines of metrics.jsonl, one dataclass per kind; docs/reference/metrics.md lists the fields."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal

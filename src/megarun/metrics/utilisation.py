@@ -1,7 +1,5 @@
 """Model FLOPs utilisation (MFU) of a job."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +22,7 @@ class Utilisation:
     peak_flops: int | None
 
     @classmethod
-    def of(cls, job: Job, device: torch.device) -> Utilisation:
+    def of(cls, job: Job, device: torch.device) -> "Utilisation":
         """The utilisation of a job on a type of device."""
         spec = job.spec
         return cls(model_costs(spec, job.inventory).model_flops, peak_flops(spec) if device.type == "cuda" else None)

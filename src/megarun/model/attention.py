@@ -4,8 +4,6 @@ Under TP a rank has a share of the heads; with MLA every rank has the full down 
 it attends from its local tokens to those of all ranks.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

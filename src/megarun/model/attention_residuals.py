@@ -1,7 +1,5 @@
 """Attention residuals: a weighted sum of the results of earlier blocks, which a block or the last norm reads."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Builds a stage's blocks from the sections of a spec."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from megaplan.families.registry import FAMILIES

@@ -1,7 +1,5 @@
 """A soft cap: x becomes c · tanh(x / c)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The indexer of an A block, which selects the keys that its queries attend to."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """G blocks: lightning attention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

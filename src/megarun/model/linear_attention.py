@@ -1,7 +1,5 @@
 """G blocks: gated delta net and Kimi delta attention."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

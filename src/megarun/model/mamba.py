@@ -1,7 +1,5 @@
 """M blocks: Mamba-2."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

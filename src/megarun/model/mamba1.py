@@ -1,7 +1,5 @@
 """M blocks: Mamba-1."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

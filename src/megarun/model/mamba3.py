@@ -1,7 +1,5 @@
 """M blocks: Mamba-3, single-input and MIMO."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """G blocks: mLSTM."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm

@@ -1,7 +1,5 @@
 """D blocks, and the MLP that E's shared expert also uses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

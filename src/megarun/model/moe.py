@@ -6,8 +6,6 @@ With EP a rank has some of the experts, with ETP a slice of each, and rows are s
 With `host.kernels: triton`, and in eight bits, the experts gather tokens, or received rows, inside, and no sorted copy is saved.
 """
 
-from __future__ import annotations
-
 from typing import TypedDict
 
 import torch

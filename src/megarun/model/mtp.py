@@ -7,8 +7,6 @@ second copy, whose gradient is summed with the first's (R-10, R-62).
 Source: DeepSeek-V3, arXiv:2412.19437, section 2.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

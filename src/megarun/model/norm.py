@@ -1,7 +1,5 @@
 """Norms, linears, and how every block reads the residual stream and adds to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

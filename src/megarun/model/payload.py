@@ -3,8 +3,6 @@
 A value is sent as raw bits, so that any dtype fits into the stream's tensor, and its gradient returns at the same offset.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """R blocks: M²RNN, a non-linear recurrence over one matrix state per head."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

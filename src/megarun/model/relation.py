@@ -5,8 +5,6 @@ with the activations from the last layer's backward to the first's, so each laye
 gradient is made of the buffer when the stage's backward has passed all its layers.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Rotary angles: one fp32 table per stage, shared by its attention layers (R-11), a function of the position alone (R-63)."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

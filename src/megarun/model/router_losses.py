@@ -5,8 +5,6 @@ ranks and microbatches, and does not need counts of other microbatches. Each los
 backward in its own layer, in any order of the schedule; it is summed over tokens, microbatches, layers and ranks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from megaplan.spec.models import Spec

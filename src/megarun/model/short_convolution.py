@@ -1,7 +1,5 @@
 """C blocks: a short causal convolution between two gates."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from megaplan.families.short_convolution.tensors import PROJECTIONS

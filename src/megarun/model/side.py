@@ -4,8 +4,6 @@ Every rank computes them for its local tokens from the batch: row ids from the t
 Checkpoints have only the parameters.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

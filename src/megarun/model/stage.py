@@ -1,7 +1,5 @@
 """One pipeline stage: the blocks of a slot, in order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

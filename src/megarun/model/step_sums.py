@@ -4,8 +4,6 @@ An E layer has one row of sums: the rows that each of its E experts received, th
 losses. All are sums over tokens, independent of the order of ranks, microbatches and stages: one row per layer, one reduction per step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -55,7 +53,7 @@ class Routed:
     layers: tuple[LayerRouting, ...] = ()
 
     @classmethod
-    def of(cls, layers: Sequence[str], table: Sequence[Sequence[float]], top_k: int) -> Routed:
+    def of(cls, layers: Sequence[str], table: Sequence[Sequence[float]], top_k: int) -> "Routed":
         """Compute the statistics from global sums.
 
         Args:

@@ -1,7 +1,5 @@
 """Hyper-connections: learned weights by which a block, or the last norm, reads several residual streams, and streams get its output."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

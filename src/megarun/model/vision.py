@@ -3,8 +3,6 @@
 Images are the rows of the encoder's batch. A frozen part with no trained part before it runs without a graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """AdamW with the state of torch's, whose update reads scaled gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

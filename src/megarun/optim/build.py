@@ -1,7 +1,5 @@
 """The optimizers of one rank's stages, by the inventory's groups, and their learning rates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """The global gradient norm, and clipping by it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

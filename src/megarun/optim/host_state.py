@@ -11,8 +11,6 @@ torch's allocator of page-locked memory rounds each request to a power of two.
 Source: docs.nvidia.com/cuda/cuda-c-programming-guide, "Asynchronous Concurrent Execution"; aten/src/ATen/core/CachingHostAllocator.h.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate

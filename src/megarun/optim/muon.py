@@ -5,8 +5,6 @@ ranks send it their rows of the momentum's update, and it sends them their rows 
 in the iteration's dtype. Tall matrices are multiplied from the right, so that none is transposed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -225,7 +223,7 @@ class Muon(torch.optim.Optimizer):
         newton_schulz_(x, self.num_steps)
         self._apply(members, [local(each.parameter) for each in members], _as_stored(self._own_part(kind, x), members, count), rate)
 
-    def _update_dealt(self, kind: RoundKey, deal: Deal, rate: Tensor, scale: Tensor) -> None:
+    def _update_dealt(self, kind: RoundKey, deal: "Deal", rate: Tensor, scale: Tensor) -> None:
         """A round of matrices of which each rank has rows."""
         gradients = self._gradients(deal.members)
         sent = deal.outgoing(gradients[0], self.iteration_dtype)

@@ -4,8 +4,6 @@ No launch of an update has one of them as an argument, so a recorded update is v
 host. Each number has its own allocation: for a pointer that is not a multiple of 16 Triton would compile a further kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

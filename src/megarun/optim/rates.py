@@ -1,7 +1,5 @@
 """Learning-rate schedules: a factor of the base rate, equal for AdamW and Muon; pure functions of the step."""
 
-from __future__ import annotations
-
 import math
 
 from megaplan.spec.models import CosineRate, RateSchedule, StableRate

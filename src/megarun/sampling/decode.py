@@ -1,7 +1,5 @@
 """A model of a checkpoint in one process, and the tokens with which it continues a text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

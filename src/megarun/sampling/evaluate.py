@@ -1,7 +1,5 @@
 """The loss of a token file under a checkpoint, in one process."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ the engine would.
 Source: torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`; ATen/TensorSubclassLikeUtils.h, `isTensorSubclassLike`.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Implementation of `megarun trace`: from a plan file to an exit status."""
 
-from __future__ import annotations
-
 from megaplan.budget.peaks import build_budget
 from megaplan.terminal import output
 from megarun.job.run import read_job

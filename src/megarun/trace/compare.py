@@ -1,7 +1,5 @@
 """Compares estimate and trace per phase and per column, and finds differences above tolerance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from megaplan.budget.values import RankBudget

@@ -1,7 +1,5 @@
 """Runs the real step on fake tensors, as one rank of a fake process group."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

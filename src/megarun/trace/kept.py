@@ -4,8 +4,6 @@ Liveness decides: a storage that a forward allocated and that is alive at its en
 it as an attribute, or a module stores it. Hooks on saved tensors only record who saved it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

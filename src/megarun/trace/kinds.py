@@ -1,7 +1,5 @@
 """Kinds of storages, and the budget column of each kind."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from megaplan.columns import Column

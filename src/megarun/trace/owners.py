@@ -1,7 +1,5 @@
 """Ownership of storages: the rules that assign every live storage one kind, one name and one budget column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +12,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from megakernels import scratch_bytes
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.products import LIBRARY_OPERATIONS
-from megaplan.inventory.tensors import Group, Inventory, Outside, Owner
+from megaplan.hosts.megarun.storage import OWNER_COLUMNS
+from megaplan.inventory.tensors import Group, Inventory, Outside
 from megarun import host_memory
 from megarun.engine.trainer import Trainer
 from megarun.parallel.apply.weight_gradients import WeightGradients
@@ -24,11 +23,6 @@ from megarun.trace.places import Places, in_side_embedding, is_stream
 from megarun.trace.replaced import replaced
 from megarun.trace.tracker import LiveBytes, StorageRecord, plain_tensors
 
-OWNER_COLUMNS = {
-    Owner.REPLICATED: Column.REPLICATED_PARAMS,
-    Owner.TENSOR_PARALLEL: Column.TENSOR_PARALLEL_PARAMS,
-    Owner.EXPERT_PARALLEL: Column.EXPERT_PARALLEL_PARAMS,
-}
 ROUTED_OUTPUTS = {
     "megakernels.route.default": (1,),
     "megakernels.route_sigmoid.default": (1,),

@@ -1,7 +1,5 @@
 """The module that an operation belongs to: the running module in forward, the owner of its operands in backward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import local

@@ -1,7 +1,5 @@
 """`trace_rank`: the memory of one rank of a job by phase, column and storage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Temporary replacement of attributes of torch's classes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """A trace as text and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 

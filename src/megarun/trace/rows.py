@@ -1,7 +1,5 @@
 """Groups equal storages into rows for the report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 

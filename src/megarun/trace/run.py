@@ -1,7 +1,5 @@
 """Traces the ranks of a job, each in a separate process, a few at a time."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -6,8 +6,6 @@ at the end, up to the peak of every phase. Each event has the current stream, as
 but FSDP2 still enters them.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager

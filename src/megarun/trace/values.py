@@ -1,7 +1,5 @@
 """The results of a trace; they need no torch, so that a parent process can collect them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from megaplan.budget.values import Cells

@@ -8,8 +8,6 @@ Paths are not compared: a folder may have another name on another node. Token fi
 from by its manifest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -4,8 +4,6 @@ A bad step skips its batch. More consecutive bad steps than `training.bad_steps.
 batch: the run rewinds to its last checkpoint and continues without those batches and some before them, whose updates may be the cause.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import median
 from typing import Literal

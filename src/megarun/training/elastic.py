@@ -5,8 +5,6 @@ plan for which there are enough of them and resume from the last complete checkp
 has the model, seed and global batch of the first one, so steps and data order do not change.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loss of held-out text: the same rows each time, forward only, without side effects on training."""
 
-from __future__ import annotations
-
 import time
 
 import torch

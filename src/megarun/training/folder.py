@@ -11,8 +11,6 @@ A read must be confirmed before it ends a job: a lock that is unreadable or invi
 another start, read twice, shows that the folder was taken over.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -51,7 +49,7 @@ class Holder:
     token: str
 
     @classmethod
-    def this_process(cls) -> Holder:
+    def this_process(cls) -> "Holder":
         """This process, with a new token."""
         return cls(ProcessIdentity.own(), secrets.token_hex(16))
 
@@ -79,7 +77,7 @@ class RunFolder:
         self._identity: tuple[int, int] | None = None
         self._handle = -1
 
-    def __enter__(self) -> RunFolder:
+    def __enter__(self) -> "RunFolder":
         """Take the lock.
 
         Raises:

@@ -5,8 +5,6 @@ restart takes plans and options from `job.json` and reports differences from the
 files, since a folder may be resumed under another plan.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -54,11 +52,11 @@ class Launcher:
     agent: ProcessIdentity
 
     @classmethod
-    def own(cls) -> Launcher:
+    def own(cls) -> "Launcher":
         """The launcher of this process."""
         return cls(os.environ.get(RUN_ID, ""), ProcessIdentity.of(os.getppid()))
 
-    def restarts(self, began: Launcher) -> bool:
+    def restarts(self, began: "Launcher") -> bool:
         """True if this start is a restart of the job that the other start began."""
         if not self.run_id or self.run_id != began.run_id:
             return False
@@ -94,7 +92,7 @@ class Beginning:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, sort_keys=True) + "\n"
 
     @classmethod
-    def parse(cls, text: str) -> Beginning:
+    def parse(cls, text: str) -> "Beginning":
         """The content of `job.json`.
 
         Raises:

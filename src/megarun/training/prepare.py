@@ -1,7 +1,5 @@
 """Input checks before torch is loaded: the plan, its settings, the number of processes, the token files."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ them. A sum of each tensor's bits differs if one bit does. Tensors of a single r
 cannot be compared.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, each
 from op_cases import CASES
 from op_checks import gradients, rms_ratio
 from op_exact import exact_xielu
@@ -13,8 +13,8 @@ from megakernels import geglu, gelu, relu2, relu2glu, swiglu, xielu
 from megakernels.ops.activation import reference
 
 NAMES = ("swiglu", "geglu", "relu2glu", "relu2", "gelu", "xielu")
-EACH = pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+HERE = [case for case in CASES if case.name in NAMES]
+EACH = each(HERE)
 
 
 @EACH
@@ -24,19 +24,7 @@ def test_values(case: Case, dtype: torch.dtype, num_positions: int) -> None:
     check_values(case, num_positions, dtype, reference, views=num_positions == 63)
 
 
-@EACH
-def test_contract(case: Case) -> None:
-    check_contract(case)
-
-
-@EACH
-def test_only_wanted_gradients(case: Case) -> None:
-    check_needs(case, reference)
-
-
-@EACH
-def test_gradient_of_a_sum(case: Case) -> None:
-    check_uniform_cotangent(case)
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(reference, HERE)
 
 
 def test_wide_rows_have_several_tiles() -> None:

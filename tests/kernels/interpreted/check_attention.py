@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import (
-    TOLERANCE,
-    check_contract,
-    check_needs,
-    check_uniform_cotangent,
-    check_values,
-    no_reference,
-    shuffled_grid,
-    strided,
-)
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, no_reference, seeds, shuffled_grid, strided
 from op_cases import CASES
 from op_checks import rms_ratio
 from torch import Tensor
@@ -30,7 +21,6 @@ EACH = pytest.mark.parametrize("name", BY_NAME)
 EACH_PACKED = pytest.mark.parametrize(
     "name", [name if name.endswith("packed") else pytest.param(name, marks=pytest.mark.slow) for name in BY_NAME]
 )
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SMALL = 32
 """Queries and keys of a tile, so that a short row has several: the shipped ones have up to 128."""
 
@@ -109,7 +99,9 @@ def independent(given: Attention) -> tuple[Tensor, Tensor]:
     return out.transpose(1, 2), (q @ k.mT * given.scale).masked_fill(~seen, -torch.inf).logsumexp(-1)
 
 
-def check_drawn(seed: int) -> None:
+@pytest.mark.usefixtures("small_tiles")
+@seeds(range(10), [*range(10, 28), *range(100, 160)])
+def test_random_shapes(seed: int) -> None:
     given, dtype = drawn(seed)
     narrow = given._replace(**{name: getattr(given, name).to(dtype) for name in "qkv"})
     wide = given._replace(**{name: getattr(narrow, name).double().requires_grad_() for name in "qkv"})
@@ -126,19 +118,6 @@ def check_drawn(seed: int) -> None:
             ratios[name] = (found[index].double() - expected[index]).norm().item() / smallest
     assert {name: ratio for name, ratio in ratios.items() if not ratio <= TOLERANCE[dtype]} == {}
     assert lse.dtype == torch.float32
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("seed", range(10))
-def test_random_shapes(seed: int) -> None:
-    check_drawn(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("seed", [*range(10, 28), *range(100, 160)])
-def test_more_random_shapes(seed: int) -> None:
-    check_drawn(seed)
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -205,19 +184,13 @@ def test_pieces_are_the_whole(num_ranks: int, window: int | None, packed: bool) 
     assert max(rms_ratio(total, own(right, *stored)) for total, right in zip(sums, expected[1:], strict=True)) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.usefixtures("small_tiles")
-def test_contract() -> None:
-    check_contract(BY_NAME["attention_grouped_unequal"])
-
-
-@pytest.mark.usefixtures("small_tiles")
-def test_only_wanted_gradients() -> None:
-    check_needs(BY_NAME["attention_window"], reference)
-
-
-@pytest.mark.usefixtures("small_tiles")
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(BY_NAME["attention_grouped_unequal"])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference,
+    [BY_NAME["attention_grouped_unequal"]],
+    [BY_NAME["attention_window"]],
+    [BY_NAME["attention_grouped_unequal"]],
+    fixture="small_tiles",
+)
 
 
 def test_no_positions() -> None:

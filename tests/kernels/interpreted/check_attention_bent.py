@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, no_reference, shuffled_grid, strided
+from kernel_checks import TOLERANCE, no_reference, seeds, shuffled_grid, strided
 from op_checks import rms_ratio
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
@@ -115,7 +115,8 @@ def independent(given: Attention, probe: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
-def check_drawn(seed: int) -> None:
+@seeds([1, 2, 3], [0, *range(4, 64)])
+def test_random_shapes(seed: int) -> None:
     """A gradient's error is relative to its size, or to a tenth of v's gradient if it nearly vanishes.
 
     The gradient of relations is a sum of scores' gradients, which cancel within a query: its error is relative to the sum of their sizes.
@@ -141,17 +142,6 @@ def check_drawn(seed: int) -> None:
     errors = [(a.double() - b).norm().item() for a, b in zip(found, [exact, *gradients], strict=True)]
     ratios = dict(zip(("out", "q", "k", "v", "relations"), (a / b for a, b in zip(errors, sizes_of, strict=True)), strict=False))
     assert {name: ratio for name, ratio in ratios.items() if not ratio <= TOLERANCE[dtype]} == {}
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_random_shapes(seed: int) -> None:
-    check_drawn(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, *range(4, 64)])
-def test_more_random_shapes(seed: int) -> None:
-    check_drawn(seed)
 
 
 def test_pieces_are_the_whole() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, no_reference, shuffled_grid
+from kernel_checks import TOLERANCE, no_reference, seeds, shuffled_grid
 from op_checks import rms_ratio
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -75,7 +75,8 @@ def independent(given: Attention) -> Tensor:
     return scaled_dot_product_attention(heads, keys, values, attn_mask=seen, scale=given.scale).transpose(1, 2)
 
 
-def check_drawn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@seeds(range(5), range(5, 40))
+def test_random_shapes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = drawn(seed)
     given = case.given
     monkeypatch.setattr(stored, "STORED_BYTES", case.most_bytes)
@@ -94,17 +95,6 @@ def check_drawn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(first, second) for first, second in zip(found, again, strict=True) if first is not None and second is not None)
     ratios = {name: rms_ratio(a, b) for name, a, b in zip("qkv", found, gradients, strict=True)}
     assert {name: ratio for name, ratio in ratios.items() if not ratio <= TOLERANCE[torch.bfloat16]} == {}
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_random_shapes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_drawn(seed, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5, 40))
-def test_more_random_shapes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_drawn(seed, monkeypatch)
 
 
 def test_the_draw_covers_what_it_should() -> None:

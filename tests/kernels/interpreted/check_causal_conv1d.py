@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
-from op_cases import CASES
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, each
+from op_cases import BY_NAME
 from op_checks import rms_ratio
 from op_exact import exact_conv
 from op_makers import Case
@@ -14,13 +14,12 @@ from megakernels import causal_conv1d
 from megakernels.ops.causal_conv1d import reference
 from megakernels.ops.causal_conv1d.facts import CONV_BACKWARD_POSITIONS, LARGEST_KERNEL
 
-BY_NAME = {case.name: case for case in CASES}
 NAMES = ("causal_conv1d", "causal_conv1d_plain", "causal_conv1d_packed", "causal_conv1d_initial")
 WIDE = replace(
     BY_NAME["causal_conv1d"], name="causal_conv1d_two_tiles", inputs=lambda n, t: {"x": n(1, t, 300), "weight": n(300, 2), "bias": n(300)}
 )
-EACH = pytest.mark.parametrize("case", [*(BY_NAME[name] for name in NAMES), WIDE], ids=lambda case: case.name)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+HERE = [*(BY_NAME[name] for name in NAMES), WIDE]
+EACH = each(HERE)
 SLOW = pytest.mark.slow
 
 
@@ -31,19 +30,7 @@ def test_values(case: Case, dtype: torch.dtype, num_positions: int) -> None:
     check_values(case, num_positions, dtype, reference, views=num_positions == 5)
 
 
-@EACH
-def test_contract(case: Case) -> None:
-    check_contract(case)
-
-
-@EACH
-def test_only_wanted_gradients(case: Case) -> None:
-    check_needs(case, reference)
-
-
-@EACH
-def test_gradient_of_a_sum(case: Case) -> None:
-    check_uniform_cotangent(case)
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(reference, HERE)
 
 
 def test_more_positions_than_a_backward_program_takes() -> None:

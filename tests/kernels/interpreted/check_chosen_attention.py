@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference, strided
+from kernel_checks import TOLERANCE, check_values, contract_tests, no_reference, strided
 from op_cases import CASES
 from op_checks import rms_ratio
 from scratch_checks import BF16, DTYPES, FP32, PACKED, check, make_idle, starts_of
@@ -54,15 +54,9 @@ def test_shipped_tiles(name: str, dtype: torch.dtype, num_positions: int) -> Non
     check_values(BY_NAME[name], num_positions, dtype, reference)
 
 
-@pytest.mark.usefixtures("small_tiles")
-def test_contract() -> None:
-    check_contract(BY_NAME["chosen_attention_window"])
-
-
-@pytest.mark.usefixtures("small_tiles")
-def test_gradients() -> None:
-    check_needs(BY_NAME["chosen_attention"], reference)
-    check_uniform_cotangent(BY_NAME["chosen_attention"])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference, [BY_NAME["chosen_attention_window"]], [BY_NAME["chosen_attention"]], fixture="small_tiles"
+)
 
 
 def indexed(num_positions: int, seed: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:

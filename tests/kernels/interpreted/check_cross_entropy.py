@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference
-from op_cases import CASES
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, each, no_reference
+from op_cases import BY_NAME
 from op_checks import rms_ratio
 from op_makers import Case
 from torch import Tensor
@@ -13,9 +13,8 @@ from megakernels import cross_entropy, linear_cross_entropy, slice_gradient, sli
 from megakernels.ops.cross_entropy import kernel, reference
 from megakernels.ops.linear_cross_entropy import facts as linear_facts
 
-BY_NAME = {case.name: case for case in CASES}
-EACH = pytest.mark.parametrize("case", [BY_NAME[name] for name in ("cross_entropy", "linear_cross_entropy")], ids=lambda case: case.name)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+HERE = [BY_NAME[name] for name in ("cross_entropy", "linear_cross_entropy")]
+EACH = each(HERE)
 SLOW = pytest.mark.slow
 
 
@@ -26,19 +25,7 @@ def test_values(case: Case, dtype: torch.dtype, num_positions: int) -> None:
     check_values(case, num_positions, dtype, reference, views=num_positions == 63)
 
 
-@EACH
-def test_contract(case: Case) -> None:
-    check_contract(case)
-
-
-@EACH
-def test_only_wanted_gradients(case: Case) -> None:
-    check_needs(case, reference)
-
-
-@EACH
-def test_gradient_of_a_sum(case: Case) -> None:
-    check_uniform_cotangent(case)
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(reference, HERE)
 
 
 @DTYPES

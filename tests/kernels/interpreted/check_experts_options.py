@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, no_reference, shuffled_grid, strided
+from kernel_checks import DTYPES, TOLERANCE, no_reference, shuffled_grid, strided
 from op_checks import rms_ratio
 from storages import Idle, Storages
 from torch import Tensor
@@ -17,7 +17,6 @@ from megakernels.ops.moe.inputs import Experts
 
 SLOW = pytest.mark.slow
 DRAWS = [*range(8), *(pytest.param(seed, marks=SLOW) for seed in range(8, 40))]
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SLOPE = 1.702
 
 

@@ -6,17 +6,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from kernel_checks import (
-    TOLERANCE,
-    check_contract,
-    check_needs,
-    check_uniform_cotangent,
-    check_values,
-    no_reference,
-    shuffled_grid,
-    strided,
-)
-from op_cases import CASES
+from kernel_checks import TOLERANCE, check_values, contract_tests, each, no_reference, seeds, shuffled_grid, strided
+from op_cases import BY_NAME
 from op_checks import rms_ratio
 from op_exact import exact_gated_conv
 from op_makers import Case, gated_conv_case, packed
@@ -29,14 +20,13 @@ from megakernels.ops.gated_conv1d import kernel, reference
 from megakernels.ops.gated_conv1d.op import accepts
 
 SEQUENCES = ("input_gate", "output_gate", "value")
-BY_NAME = {case.name: case for case in CASES}
 FOUR = gated_conv_case("gated_conv1d_four", 4, bias=True)
 CONV = [BY_NAME["gated_conv1d"], FOUR, packed(FOUR, gated_conv1d, exact_gated_conv, SEQUENCES)]
 WIDE = replace(
     gated_conv_case("gated_conv1d_two_tiles", 2, bias=True),
     inputs=lambda n, t: {**{each: n(1, t, 300) for each in SEQUENCES}, "weight": n(300, 2), "bias": n(300)},
 )
-EACH = pytest.mark.parametrize("case", [*CONV, WIDE], ids=lambda case: case.name)
+EACH = each([*CONV, WIDE])
 
 
 @EACH
@@ -104,7 +94,9 @@ def independent(given: Drawn, wide: list[Tensor]) -> Tensor:
     return output_gate * torch.stack(rows)
 
 
-def check_drawn(seed: int) -> None:
+@pytest.mark.usefixtures("small_tiles")
+@seeds(range(3), range(3, 50))
+def test_random_shapes(seed: int) -> None:
     """The operation, and that of pieces put together, against another implementation; both with the same bits in any order."""
     given = drawn(seed)
     sequences, weight, bias, starts = given[:4]
@@ -145,29 +137,7 @@ def of_pieces(given: Drawn, grad: Tensor) -> list[Tensor]:
     return [y, *found, of_weight, *([] if of_bias is None else [of_bias])]
 
 
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("seed", range(3))
-def test_random_shapes(seed: int) -> None:
-    check_drawn(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("seed", range(3, 50))
-def test_more_random_shapes(seed: int) -> None:
-    check_drawn(seed)
-
-
-def test_contract() -> None:
-    check_contract(CONV[-1])
-
-
-def test_only_wanted_gradients() -> None:
-    check_needs(CONV[-1], reference)
-
-
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(FOUR)
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(reference, [CONV[-1]], uniform=[FOUR])
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3)])

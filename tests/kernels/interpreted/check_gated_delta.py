@@ -6,18 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import (
-    TOLERANCE,
-    check_contract,
-    check_needs,
-    check_uniform_cotangent,
-    check_values,
-    no_reference,
-    run,
-    seeds_of,
-    shuffled_grid,
-    strided,
-)
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, no_reference, run, seeds, seeds_of, shuffled_grid, strided
 from op_cases import CASES
 from op_checks import gradients, rms_ratio
 from op_exact import exact_gated_delta
@@ -32,7 +21,6 @@ from megakernels.ops.gated_delta.op import SCAN
 from megakernels.ops.gated_delta.piece import DeltaSettings
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("gated_delta")}
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SEQUENCES = ("q", "k", "v", "decay", "beta")
 SEEDS, QUICK = range(28), (9, 24)
 """Random shapes, and shapes with few programs, which CI runs."""
@@ -118,7 +106,7 @@ def independent(given: dict[str, Any]) -> Tensor:
     return per_document(exact_gated_delta, SEQUENCES, inputs | {"starts": given["starts"]})
 
 
-@pytest.mark.parametrize("seed", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in SEEDS])
+@seeds(QUICK, [each for each in SEEDS if each not in QUICK])
 def test_random_shapes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In fp32 also with the larger tile that other dtypes have, so that all of it is held to fp32's bound."""
     given, dtype, tile = drawn(seed)
@@ -158,21 +146,13 @@ def test_the_draw_covers_what_it_should() -> None:
     assert any(each["q"].shape[1] > each["save_every"] for each, _, _ in given)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gated_delta_packed", "gated_delta_rows_packed"])
-def test_contract(name: str) -> None:
-    check_contract(BY_NAME[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gated_delta", "gated_delta_rows"])
-def test_only_wanted_gradients(name: str) -> None:
-    check_needs(BY_NAME[name], reference)
-
-
-@pytest.mark.slow
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(BY_NAME["gated_delta"])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference,
+    [BY_NAME["gated_delta_packed"], BY_NAME["gated_delta_rows_packed"]],
+    [BY_NAME["gated_delta"], BY_NAME["gated_delta_rows"]],
+    [BY_NAME["gated_delta"]],
+    slow=("contract", "needs", "uniform"),
+)
 
 
 @pytest.mark.slow

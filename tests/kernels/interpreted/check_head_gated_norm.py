@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_checks import check_contract, check_needs, check_uniform_cotangent, check_values
+from kernel_checks import DTYPES, check_values, contract_tests, each
 from op_cases import CASES
 from op_exact import exact_head_gated_norm
 from op_makers import BATCH, Case
@@ -11,16 +11,15 @@ from megakernels import head_gated_norm
 from megakernels.ops.head_gated_norm import kernel, reference
 from megakernels.ops.head_gated_norm.facts import HEAD_LARGEST_WIDTH
 
-BY_NAME = {case.name: case for case in CASES if case.name.startswith("head_gated_norm")}
-EACH = pytest.mark.parametrize("name", BY_NAME)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+HERE = [case for case in CASES if case.name.startswith("head_gated_norm")]
+EACH = each(HERE)
 
 
 @EACH
 @DTYPES
 @pytest.mark.parametrize("num_positions", [1, pytest.param(65, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.slow)])
-def test_values(name: str, dtype: torch.dtype, num_positions: int) -> None:
-    check_values(BY_NAME[name], num_positions, dtype, reference, views=num_positions == 65)
+def test_values(case: Case, dtype: torch.dtype, num_positions: int) -> None:
+    check_values(case, num_positions, dtype, reference, views=num_positions == 65)
 
 
 @pytest.mark.slow
@@ -38,20 +37,9 @@ def test_wide_heads(width: int, dtype: torch.dtype) -> None:
     check_values(case, 17, dtype, reference)
 
 
-@EACH
-def test_contract(name: str) -> None:
-    check_contract(BY_NAME[name])
-
-
-@pytest.mark.slow
-@EACH
-def test_only_wanted_gradients(name: str) -> None:
-    check_needs(BY_NAME[name], reference)
-
-
-@pytest.mark.slow
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(next(iter(BY_NAME.values())))
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference, HERE, uniform=HERE[:1], slow=("needs", "uniform")
+)
 
 
 def test_what_stays_with_the_reference() -> None:

@@ -5,16 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from kernel_checks import (
-    TOLERANCE,
-    check_contract,
-    check_needs,
-    check_uniform_cotangent,
-    check_values,
-    no_reference,
-    shuffled_grid,
-    strided,
-)
+from kernel_checks import TOLERANCE, check_values, contract_tests, no_reference, seeds, shuffled_grid, strided
 from op_cases import CASES
 from op_checks import rms_ratio
 from torch import Tensor
@@ -172,7 +163,9 @@ def independent(case: Drawn, wide: dict[str, Tensor]) -> tuple[Tensor, Tensor, T
     return (log_p.exp() @ v).transpose(1, 2), numbers["loss_factor"] * divergence.sum(), normed
 
 
-def check_drawn(seed: int) -> None:
+@pytest.mark.usefixtures("small_tiles")
+@seeds(range(4), [*range(4, 24), *range(100, 150)])
+def test_random_shapes(seed: int) -> None:
     case = drawn(seed)
     wide = {name: value.double().requires_grad_() for name, value in case.tensors.items()}
     out, loss, normed = independent(case, wide)
@@ -205,19 +198,6 @@ def check_drawn(seed: int) -> None:
     with shuffled_grid(seed + 1):
         again = choice.backward(grad, arguments, *made, [True] * 9)
     assert all(one is other or torch.equal(one, other) for one, other in zip(again, found.values(), strict=True))
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("seed", range(4))
-def test_random_shapes(seed: int) -> None:
-    check_drawn(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("seed", [*range(4, 24), *range(100, 150)])
-def test_more_random_shapes(seed: int) -> None:
-    check_drawn(seed)
 
 
 def test_the_draw_covers_what_it_should() -> None:
@@ -340,20 +320,9 @@ def test_rows_that_one_program_does_not_hold(monkeypatch: pytest.MonkeyPatch) ->
     assert rms_ratio(found[3], expected[3]) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.usefixtures("small_tiles")
-def test_contract() -> None:
-    check_contract(BY_NAME["indexed_attention_window"])
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_tiles")
-def test_only_wanted_gradients() -> None:
-    check_needs(BY_NAME["indexed_attention"], reference)
-
-
-@pytest.mark.usefixtures("small_tiles")
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(BY_NAME["indexed_attention"])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference, [BY_NAME["indexed_attention_window"]], [BY_NAME["indexed_attention"]], slow=("needs",), fixture="small_tiles"
+)
 
 
 def test_no_positions() -> None:

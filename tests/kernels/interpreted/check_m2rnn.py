@@ -7,8 +7,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference, run, seeds_of
-from op_cases import CASES
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, each, no_reference, run, seeds_of
+from op_cases import BY_NAME
 from op_checks import rms_ratio
 from op_exact import exact_m2rnn
 from op_makers import BATCH, Case, document_starts
@@ -20,9 +20,7 @@ from megakernels.ops.m2rnn.inputs import M2rnnInputs
 from megakernels.ops.m2rnn.kernel_step import quick_tanh
 from megakernels.ops.m2rnn.op import SCAN
 
-BY_NAME = {case.name: case for case in CASES}
-EACH = pytest.mark.parametrize("case", [BY_NAME["m2rnn"], BY_NAME["m2rnn_packed"]], ids=lambda case: case.name)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+EACH = each([BY_NAME["m2rnn"], BY_NAME["m2rnn_packed"]])
 
 
 def in_segments_of(save_every: int, name: str = "m2rnn") -> Case:
@@ -50,18 +48,9 @@ def test_values_at_all_sizes(case: Case, dtype: torch.dtype, num_positions: int)
     check_values(case, num_positions, dtype, reference, views=num_positions == 63)
 
 
-def test_contract() -> None:
-    check_contract(BY_NAME["m2rnn_packed"])
-
-
-@pytest.mark.slow
-def test_only_wanted_gradients() -> None:
-    check_needs(BY_NAME["m2rnn"], reference)
-
-
-@pytest.mark.slow
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(BY_NAME["m2rnn"])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference, [BY_NAME["m2rnn_packed"]], [BY_NAME["m2rnn"]], slow=("needs", "uniform")
+)
 
 
 @pytest.mark.slow

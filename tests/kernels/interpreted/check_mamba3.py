@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_checks import (
-    TOLERANCE,
-    check_contract,
-    check_needs,
-    check_uniform_cotangent,
-    check_values,
-    no_reference,
-    shuffled_grid,
-    strided,
-)
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, no_reference, seeds, shuffled_grid, strided
 from op_cases import CASES
 from op_checks import gradients, rms_ratio
 from op_exact import exact_mamba3
@@ -29,7 +20,6 @@ from megakernels.ops.mamba3.piece import Mamba3Settings
 
 BY_NAME = {case.name: case for case in CASES if case.name.startswith("mamba3")}
 EACH = pytest.mark.parametrize("name", BY_NAME)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 SEQUENCES = GRADIENTS[:8]
 SEEDS, QUICK = range(24), (4, 6)
 """Random shapes, and shapes with few programs, which CI runs; each of the others takes some ten to thirty seconds."""
@@ -128,7 +118,7 @@ def check_drawn(seed: int) -> None:
     assert [each.dtype for each in found] == [dtype] * len(found)
 
 
-@pytest.mark.parametrize("seed", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in SEEDS])
+@seeds(QUICK, [each for each in SEEDS if each not in QUICK])
 def test_random_shapes(seed: int) -> None:
     check_drawn(seed)
 
@@ -226,19 +216,9 @@ def test_fewer_segments_at_once_than_there_are(monkeypatch: pytest.MonkeyPatch) 
     assert all(a is None or rms_ratio(a, b) < TOLERANCE[torch.float32] for a, b in zip(found, right, strict=True) if a is None or a.numel())
 
 
-@pytest.mark.slow
-def test_contract() -> None:
-    check_contract(BY_NAME["mamba3_single"])
-
-
-@pytest.mark.slow
-def test_only_wanted_gradients() -> None:
-    check_needs(BY_NAME["mamba3"], reference)
-
-
-@pytest.mark.slow
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(BY_NAME["mamba3_single"])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference, [BY_NAME["mamba3_single"]], [BY_NAME["mamba3"]], [BY_NAME["mamba3_single"]], slow=("contract", "needs", "uniform")
+)
 
 
 def test_strided_operands_have_the_bits_of_dense_ones() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference, shuffled_grid
+from kernel_checks import DTYPES, TOLERANCE, check_contract, check_values, contract_tests, each, no_reference, shuffled_grid
 from op_cases import CASES
 from op_checks import rms_ratio
 from op_exact import TOP_K, exact_routed_experts
@@ -14,8 +14,7 @@ from megakernels.ops.moe import kernel, kernel_plan, reference
 from megakernels.ops.moe.inputs import Experts
 
 SMALL = [routed_case("swiglu", 16, 24), routed_case("relu2", 9, 7), routed_case("gelu", 5, 6)]
-EACH = pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+EACH = each(SMALL)
 SLOW = pytest.mark.slow
 
 
@@ -41,17 +40,7 @@ def test_values_by_blocks(sizes: tuple[str, int, int], monkeypatch: pytest.Monke
     assert not found[0] or sizes[1] % 64 == 0
 
 
-@EACH
-def test_contract(case) -> None:  # type: ignore[no-untyped-def]
-    check_contract(case)
-
-
-def test_only_wanted_gradients() -> None:
-    check_needs(SMALL[0], reference)
-
-
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(SMALL[0])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(reference, SMALL, SMALL[:1], SMALL[:1])
 
 
 def test_one_slot_needs_no_sum() -> None:

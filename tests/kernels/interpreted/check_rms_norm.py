@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
-from op_cases import CASES
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, each
+from op_cases import BY_NAME
 from op_checks import rms_ratio
 from op_exact import EPS, exact_gated_rms_norm, exact_rms_norm
 from op_makers import BATCH, Case
@@ -14,8 +14,6 @@ from megakernels import add_rms_norm, gated_rms_norm, rms_norm
 from megakernels.ops.rms_norm import kernel, reference
 from megakernels.ops.rms_norm.facts import NORM_LARGEST_WIDTH
 
-BY_NAME = {case.name: case for case in CASES}
-CASES_HERE = [BY_NAME[name] for name in ("rms_norm", "rms_norm_offset", "add_rms_norm", "gated_rms_norm")]
 WIDE = Case(
     "gated_rms_norm_one_group",
     lambda n, t: {"x": n(BATCH, t, 200), "gate": n(BATCH, t, 200), "weight": n(200)},
@@ -24,8 +22,8 @@ WIDE = Case(
     ("x", "gate", "weight"),
     lambda t: [((BATCH, t, 1), "accumulator")],
 )
-EACH = pytest.mark.parametrize("case", [*CASES_HERE, WIDE], ids=lambda case: case.name)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+HERE = [*(BY_NAME[name] for name in ("rms_norm", "rms_norm_offset", "add_rms_norm", "gated_rms_norm")), WIDE]
+EACH = each(HERE)
 
 
 @EACH
@@ -35,19 +33,7 @@ def test_values(case: Case, dtype: torch.dtype, num_positions: int) -> None:
     check_values(case, num_positions, dtype, reference, views=num_positions == 63)
 
 
-@EACH
-def test_contract(case: Case) -> None:
-    check_contract(case)
-
-
-@EACH
-def test_only_wanted_gradients(case: Case) -> None:
-    check_needs(case, reference)
-
-
-@EACH
-def test_gradient_of_a_sum(case: Case) -> None:
-    check_uniform_cotangent(case)
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(reference, HERE)
 
 
 def test_no_rows() -> None:

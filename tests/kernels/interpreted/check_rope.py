@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
-from op_cases import CASES
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, each
+from op_cases import BY_NAME
 from op_checks import rms_ratio
 from op_exact import angles, exact_mla_kv, exact_rope
 from op_makers import BATCH, Case
@@ -13,7 +13,6 @@ from op_makers import BATCH, Case
 from megakernels import mla_kv, rope
 from megakernels.ops.rope import reference
 
-BY_NAME = {case.name: case for case in CASES}
 WHOLE = replace(BY_NAME["rope"], name="rope_whole_head", inputs=lambda n, t: {"x": n(BATCH, t, 5, 6), **angles(n, t, 3)})
 BARE = replace(
     BY_NAME["mla_kv"],
@@ -22,8 +21,8 @@ BARE = replace(
     call=lambda i: mla_kv(**i, nope_dim=0),
     exact=lambda i: exact_mla_kv(**i, nope_dim=0),
 )
-EACH = pytest.mark.parametrize("case", [BY_NAME["rope"], WHOLE, BY_NAME["mla_kv"], BARE], ids=lambda case: case.name)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+HERE = [BY_NAME["rope"], WHOLE, BY_NAME["mla_kv"], BARE]
+EACH = each(HERE)
 SLOW = pytest.mark.slow
 
 
@@ -34,19 +33,7 @@ def test_values(case: Case, dtype: torch.dtype, num_positions: int) -> None:
     check_values(case, num_positions, dtype, reference, views=num_positions == 65)
 
 
-@EACH
-def test_contract(case: Case) -> None:
-    check_contract(case)
-
-
-@EACH
-def test_only_wanted_gradients(case: Case) -> None:
-    check_needs(case, reference)
-
-
-@EACH
-def test_gradient_of_a_sum(case: Case) -> None:
-    check_uniform_cotangent(case)
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(reference, HERE)
 
 
 def test_transposed_heads() -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, no_reference, shuffled_grid, strided
+from kernel_checks import DTYPES, TOLERANCE, no_reference, shuffled_grid, strided
 from op_checks import rms_ratio
 from storages import Storages
 from torch import Tensor
@@ -16,7 +16,6 @@ from megakernels.ops.moe.scores import Router
 
 SLOW = pytest.mark.slow
 DRAWS = [*range(6), *(pytest.param(seed, marks=SLOW) for seed in range(6, 40))]
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 NEEDS = [[True] * 4, [True, False, False, False], [False, True, True, False], [False, False, True, False]]
 

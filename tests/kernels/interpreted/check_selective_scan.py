@@ -5,16 +5,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from kernel_checks import (
-    TOLERANCE,
-    check_contract,
-    check_needs,
-    check_uniform_cotangent,
-    check_values,
-    no_reference,
-    shuffled_grid,
-    strided,
-)
+from kernel_checks import TOLERANCE, check_values, contract_tests, no_reference, seeds, shuffled_grid, strided
 from op_cases import CASES
 from op_checks import rms_ratio
 from torch import Tensor
@@ -119,7 +110,8 @@ def of_pieces(given: Drawn, grad: Tensor) -> list[Tensor]:
     return [y, *totals.values()]
 
 
-def check_drawn(seed: int) -> None:
+@seeds(range(3), range(3, 50))
+def test_random_shapes(seed: int) -> None:
     """The operation, and pieces of it, against another implementation; with the same bits in any order of programs."""
     given = drawn(seed)
     inputs, starts, save_every, _ = given
@@ -143,28 +135,9 @@ def check_drawn(seed: int) -> None:
         assert {name: ratio for name, ratio in ratios.items() if not ratio <= TOLERANCE[dtype]} == {}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_shapes(seed: int) -> None:
-    check_drawn(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3, 50))
-def test_more_random_shapes(seed: int) -> None:
-    check_drawn(seed)
-
-
-def test_contract() -> None:
-    check_contract(BY_NAME["selective_scan_packed"])
-
-
-@pytest.mark.slow
-def test_only_wanted_gradients() -> None:
-    check_needs(BY_NAME["selective_scan_packed"], reference)
-
-
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(BY_NAME["selective_scan"])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference, [BY_NAME["selective_scan_packed"]], uniform=[BY_NAME["selective_scan"]], slow=("needs",)
+)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests
 from op_cases import CASES
 from op_checks import gradients, rms_ratio
 
@@ -12,7 +12,6 @@ from megakernels.ops.side_embedding import reference
 from megakernels.ops.side_embedding.facts import ADD_TILE, NUM_SUMS
 
 (CASE,) = [case for case in CASES if case.name == "gated_add"]
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
 @DTYPES
@@ -21,16 +20,7 @@ def test_values(dtype: torch.dtype, num_positions: int) -> None:
     check_values(CASE, num_positions, dtype, reference, views=num_positions == 65)
 
 
-def test_contract() -> None:
-    check_contract(CASE)
-
-
-def test_only_wanted_gradients() -> None:
-    check_needs(CASE, reference)
-
-
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(CASE)
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(reference, [CASE])
 
 
 def test_programs_of_several_tiles_sum_all_elements() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_checks import TOLERANCE, check_contract, check_needs, check_uniform_cotangent, check_values, no_reference, run, seeds_of
-from op_cases import CASES
+from kernel_checks import DTYPES, TOLERANCE, check_values, contract_tests, no_reference, run, seeds_of
+from op_cases import BY_NAME
 from op_checks import gradients, rms_ratio
 from op_exact import exact_ssd
 from op_makers import BATCH, LIMITED, Case, document_starts, per_document
@@ -18,10 +18,6 @@ from megakernels import ssd, ssd_piece, ssd_piece_backward
 from megakernels.ops.ssd import facts, kernel, reference
 from megakernels.ops.ssd.inputs import SsdInputs
 from megakernels.ops.ssd.op import SCAN
-
-BY_NAME = {case.name: case for case in CASES}
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-
 
 NAMES = ("ssd", "ssd_one_group_small_chunks", "ssd_limited", "ssd_packed", "ssd_one_group_small_chunks_packed")
 
@@ -107,18 +103,9 @@ def test_chunks_of_many_tiles(name: str, chunk_size: int, dtype: torch.dtype) ->
     check_values(long_chunks(name, chunk_size), 230, dtype, reference)
 
 
-def test_contract() -> None:
-    check_contract(BY_NAME["ssd_packed"])
-
-
-@pytest.mark.slow
-def test_only_wanted_gradients() -> None:
-    check_needs(BY_NAME["ssd"], reference)
-
-
-@pytest.mark.slow
-def test_gradient_of_a_sum() -> None:
-    check_uniform_cotangent(BY_NAME["ssd"])
+test_contract, test_only_wanted_gradients, test_gradient_of_a_sum = contract_tests(
+    reference, [BY_NAME["ssd_packed"]], [BY_NAME["ssd"]], slow=("needs", "uniform")
+)
 
 
 @pytest.mark.slow

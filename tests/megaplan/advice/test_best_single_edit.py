@@ -1,7 +1,5 @@
 """No single edit that fits at less modelled cost than a printed hint is absent: brute force over all single edits."""
 
-from __future__ import annotations
-
 import random
 import shlex
 from typing import Any

@@ -5,8 +5,6 @@ neither the model, its batch, its numbers nor the framework's version; degrees m
 microbatches follows from the batch.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import shlex

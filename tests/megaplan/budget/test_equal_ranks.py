@@ -1,7 +1,5 @@
 """Ranks that hold the same, beside a look at every rank."""
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_right
 

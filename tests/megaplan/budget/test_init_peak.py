@@ -1,7 +1,5 @@
 """The peak of building slots that have many layers of one kind."""
 
-from __future__ import annotations
-
 import random
 from itertools import product
 from pathlib import Path

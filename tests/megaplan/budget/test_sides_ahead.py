@@ -1,7 +1,5 @@
 """Side embeddings that prediction modules add too: copies on the last stage, and their tensors saved by a module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

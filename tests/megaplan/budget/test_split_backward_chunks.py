@@ -1,7 +1,5 @@
 """A chunk whose backward is split, compared with unsplit ones: gradients come in two parts, and tensors that wait for W are alive."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """A stated encoder and its projection: bytes by hand, and properties of a stage's memory, work and time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """The reported place of a rank at the peak of each phase agrees with the job, and is the largest of all candidates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random

@@ -1,7 +1,5 @@
 """Files nested beyond what any parser follows are refused by every command that reads one, as files of users."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Help texts: every command has examples, and each is a valid command line."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

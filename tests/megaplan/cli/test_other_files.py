@@ -1,7 +1,5 @@
 """Files of other programs given as a spec: one error that names the kind of file and the fix."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

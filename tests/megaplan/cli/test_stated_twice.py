@@ -1,7 +1,5 @@
 """Options that name a device or a length: hints that can be pasted, and contradictions with --set."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

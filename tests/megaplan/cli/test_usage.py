@@ -1,7 +1,5 @@
 """MP480: refusals of the argument parser, in its own words without the underlying library's."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Times by hand: the roofline at half the peaks, and bytes of products and elementwise passes."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from megaplan.blocks.work import OpWork

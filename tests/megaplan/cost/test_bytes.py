@@ -1,7 +1,5 @@
 """Bytes moved, sharing of costs between layers, and how the values add up."""
 
-from __future__ import annotations
-
 from dataclasses import astuple
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Costs files: written files are read back, and every kind of error has one diagnostic."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

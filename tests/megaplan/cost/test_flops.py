@@ -1,7 +1,5 @@
 """FLOPs against independent counts: matrices of the inventory, masks drawn out pair by pair, algorithms written as matrix products."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

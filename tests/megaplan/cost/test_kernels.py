@@ -1,7 +1,5 @@
 """Operations of several kernels have the time of their intermediates, repeated products and launches."""
 
-from __future__ import annotations
-
 import pytest
 
 from megakernels.facts import Pass

@@ -1,7 +1,5 @@
 """Copies of saved tensors to host memory lengthen the step if the next layer is shorter (`host.activation_offload`)."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operations that megarun runs as plain torch have the time of their intermediates, launches and fp32 products."""
 
-from __future__ import annotations
-
 from math import isqrt
 
 import pytest

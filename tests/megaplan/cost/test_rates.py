@@ -1,7 +1,5 @@
 """Rates of a device: which part of its peak a product of linears reaches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

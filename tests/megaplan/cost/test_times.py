@@ -1,7 +1,5 @@
 """Times by hand: one layer per family, and parts outside the layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

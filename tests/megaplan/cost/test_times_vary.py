@@ -1,7 +1,5 @@
 """Times follow the mesh, recompute, precision and the device's rates."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

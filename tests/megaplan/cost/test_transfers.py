@@ -1,7 +1,5 @@
 """Transfers by their invariants: every width moves its own bytes, and an exchange sends the bytes counted rank by rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

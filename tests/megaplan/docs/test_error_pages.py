@@ -1,7 +1,5 @@
 """The pages of diagnostic codes: every code that is raised has one, and their examples are what the tools read."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

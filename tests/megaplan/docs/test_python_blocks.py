@@ -1,7 +1,5 @@
 """The Python of the pages runs; a comment below a call of `print` matches its output."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Recipes: short pages whose files are the tree's; a schedule made from its recipe alone is planned with."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

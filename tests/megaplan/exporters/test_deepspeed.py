@@ -1,7 +1,5 @@
 """Settings that DeepSpeed cannot express are reported only if the plan uses them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

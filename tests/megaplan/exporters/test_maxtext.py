@@ -1,7 +1,5 @@
 """Degrees and batches of a MaxText file match the spec's, under MaxText's names."""
 
-from __future__ import annotations
-
 from math import prod
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Plans of post-training as configurations of verl and NeMo-RL: every number of the plan is in them, and the rest is reported."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

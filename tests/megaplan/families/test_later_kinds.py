@@ -1,7 +1,5 @@
 """Linear attention, short convolution and Mamba-1: tensors, a block's saved tensors, and FLOPs, counted by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 A copy of megaplan gets the toy's folder and the lines that the recipe asks for, and plans a model with its letter in its own process.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Bytes of checkpoints: per rank and in total, on the device's host, and their times by class of storage."""
 
-from __future__ import annotations
-
 import pytest
 
 import megaplan

@@ -1,7 +1,5 @@
 """Steps of a run against a count of them one by one, and the terms that a run adds to them."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The goodput model against a simulation of the same job, and the properties that any interval and any machine must have."""
 
-from __future__ import annotations
-
 import random
 from math import isclose
 

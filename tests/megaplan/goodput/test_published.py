@@ -1,7 +1,5 @@
 """Published runs as `megaplan run` predicts them, and the page that shows them."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from pathlib import Path

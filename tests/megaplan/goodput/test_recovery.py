@@ -1,7 +1,5 @@
 """Figures of recoveries: their pages, their tables, and spares."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,5 @@
 """The part of a tensor that one rank owns."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import prod
 from pathlib import Path

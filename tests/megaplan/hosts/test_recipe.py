@@ -1,7 +1,5 @@
 """The recipe of a new host: its list of files is the tree's, and a toy host made from that list alone is planned, compared and exported."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

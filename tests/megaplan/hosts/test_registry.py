@@ -1,7 +1,5 @@
 """The values of the hosts: named functions exist with common signatures, keys have an owner, no other file compares a host's name."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Fields that a config states twice, text models under their outer names, and fields whose keys the page names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

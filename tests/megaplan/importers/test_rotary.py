@@ -1,7 +1,5 @@
 """Rotary parameters of a config: scaled frequencies, and the scale of the scores that comes with them."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Axes that may shard each tensor, and the optimizer group of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """Owned elements over all ranks, and how the ledger is shared and how fast it is built."""
 
-from __future__ import annotations
-
 from math import prod
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The specs in plans/: they parse, they match their descriptions, and the demo's variants train on the same batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Totals to the unit: the flagship block by block, and public models against their published totals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

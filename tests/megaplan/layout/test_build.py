@@ -1,7 +1,5 @@
 """Holders of each block: layers, embeddings, head, MTP, relation bias and their copies."""
 
-from __future__ import annotations
-
 import pytest
 
 from megaplan.errors import MegaplanError

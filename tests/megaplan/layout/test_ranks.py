@@ -1,12 +1,10 @@
 """Rank and coordinate on both meshes, groups, and which groups leave a node."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaplan.layout.ranks import axis_groups, expert_coordinate, num_nodes, rank_coordinate
+from megaplan.layout.ranks import expert_coordinate, rank_coordinate
 from megaplan.spec.models import Mesh
 
 DEGREE = st.sampled_from([1, 2, 4])
@@ -32,8 +30,6 @@ def test_the_expert_mesh_rereads_the_same_ranks() -> None:
     mesh = Mesh(pp=2, dp_shard=4, tp=2, ep=4, etp=1)
     assert mesh.efsdp == 2
     assert expert_coordinate(mesh, 6) == {"pp": 0, "dp_replicate": 0, "efsdp": 1, "ep": 2, "etp": 0}
-    assert axis_groups(mesh, "ep") == tuple(tuple(range(start, start + 4)) for start in range(0, 16, 4))
-    assert axis_groups(mesh, "efsdp")[:4] == ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
 @given(meshes())
@@ -43,24 +39,6 @@ def test_ranks_count_the_coordinates_of_a_mesh(mesh: Mesh) -> None:
         found = [tuple(coordinate(mesh, rank).values()) for rank in range(mesh.world_size)]
         assert found == sorted(set(found))
         assert [place[0] for place in found] == [rank_coordinate(mesh, rank)["pp"] for rank in range(mesh.world_size)]
-
-
-@given(meshes(), st.sampled_from(["pp", "dp_replicate", "dp_shard", "cp", "tp", "efsdp", "ep", "etp"]))
-def test_the_groups_of_an_axis_hold_every_rank_once(mesh: Mesh, axis: str) -> None:
-    groups = axis_groups(mesh, axis)
-    assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
-    assert {len(group) for group in groups} == {getattr(mesh, axis)}
-
-
-def test_several_axes_make_one_group() -> None:
-    mesh = Mesh(dp_replicate=2, dp_shard=2, tp=2)
-    assert axis_groups(mesh, "dp_replicate", "dp_shard") == ((0, 2, 4, 6), (1, 3, 5, 7))
-    with pytest.raises(ValueError, match="one mesh"):
-        axis_groups(mesh, "tp", "ep")
-
-
-def test_groups_that_leave_a_node() -> None:
-    assert num_nodes(range(6, 10), per_node=8) == 2
 
 
 @pytest.mark.parametrize("rank", [-1, 8])

@@ -1,7 +1,5 @@
 """Small random stacks, every split of them, and the definition of a best split."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise

@@ -1,7 +1,5 @@
 """The partitioner against every split of small stacks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 

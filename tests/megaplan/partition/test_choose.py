@@ -1,7 +1,5 @@
 """`choose_cuts`: modes, certificate, warnings, refusals, staleness."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

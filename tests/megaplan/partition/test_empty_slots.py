@@ -1,7 +1,5 @@
 """Cuts of a host that may leave slots empty: their certificate counts the cuts with those slots empty too."""
 
-from __future__ import annotations
-
 from itertools import combinations_with_replacement, pairwise
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Weighted cuts under memory: they fit by the budget itself, no better ones fit, and if none fits the excess is reported."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Neighbours of cuts against enumeration."""
 
-from __future__ import annotations
-
 from itertools import combinations, pairwise, product
 from random import Random
 

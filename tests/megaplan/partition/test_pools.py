@@ -1,7 +1,5 @@
 """Mixed pools: stages on several types of devices, each with its own rates and its own memory."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations
 from pathlib import Path

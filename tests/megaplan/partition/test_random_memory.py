@@ -1,7 +1,5 @@
 """The search for cuts that fit, on small random stacks with synthetic memory, compared with every split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from random import Random

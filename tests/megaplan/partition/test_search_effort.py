@@ -1,7 +1,5 @@
 """Effort of a search for cuts that fit: evaluations and partitions are counted, and a stage is evaluated once for each set of spans."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`objective: step_time`: the certificate states the replayed step, and its bound holds for every split."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The partitioner by hand: constraints, ties, caps, speed. `test_brute_force.py` compares them with every split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from random import Random

@@ -1,7 +1,5 @@
 """Responses in rows, responses in flight, and sums of a tensor group over nodes."""
 
-from __future__ import annotations
-
 import random
 from math import ceil
 

@@ -1,7 +1,5 @@
 """The page of published post-training: its rows, and their errors."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

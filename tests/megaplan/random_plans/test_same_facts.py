@@ -1,7 +1,5 @@
 """A fact that several commands state, or several functions compute, is the same for drawn documents of every host."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Action orders and in-flight vectors: closed forms, validity, refusals."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

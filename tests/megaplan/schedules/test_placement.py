@@ -1,7 +1,5 @@
 """Slot to rank and back, for every placement."""
 
-from __future__ import annotations
-
 import pytest
 
 from megaplan.errors import MegaplanError

@@ -1,7 +1,5 @@
 """The replay: bubbles of equal stages in closed form, uneven stages by hand, orders that cannot run."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

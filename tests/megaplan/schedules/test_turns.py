@@ -1,7 +1,5 @@
 """The time of a pair in turns: against a simulation unit by unit, its bounds, and pairs by hand."""
 
-from __future__ import annotations
-
 from collections import deque
 from random import Random
 

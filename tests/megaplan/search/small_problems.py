@@ -1,7 +1,5 @@
 """Small searches drawn from a seed, and their results by an exhaustive search without bounds."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from itertools import product

@@ -1,7 +1,5 @@
 """A search gives the result of an exhaustive one without bounds, on random small problems; and every bound is valid."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A search with a time limit: a good row at once, a valid bound, and excluded layouts; commands of rows print the rows' numbers."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """Searches of other frameworks: rows of an exhaustive search, and launches that have the rows' peaks and steps when they are imported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ number of evaluations and in the bounds themselves. `MEGAPLAN_UPDATE_GOLDEN=1 py
 the table anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

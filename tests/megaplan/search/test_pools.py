@@ -1,7 +1,5 @@
 """A search of layouts on several types of devices: rows that estimate repeats, the rows of an exhaustive search, and bounds."""
 
-from __future__ import annotations
-
 import random
 import shlex
 from typing import Any

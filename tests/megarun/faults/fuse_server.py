@@ -8,8 +8,6 @@ It needs /dev/fuse, the right to mount, and the package `mfusepy`, which reads t
 """
 # ruff: noqa: ARG002  (libfuse gives a file's path and its handle)
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """Mutated files and options, given to megaplan's commands as users give them: in this process, through the command line's own entry."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

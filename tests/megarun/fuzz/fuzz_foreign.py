@@ -1,7 +1,5 @@
 """Mutated files of others, read by the commands that take them: data files of checkpoints, safetensors, their index, tokenizers."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Command lines drawn by hypothesis from the parser's own options, on mutated files: those of this tree, and real ones of a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

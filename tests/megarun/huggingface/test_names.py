@@ -1,7 +1,5 @@
 """Grouping of rows of fused tensors, and the names under which the tensors of a model of several parts are found."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

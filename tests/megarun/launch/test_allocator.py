@@ -1,7 +1,5 @@
 """The allocator's setting: what an environment says, what the runtime adds to it, and what differs from the plan."""
 
-from __future__ import annotations
-
 import pytest
 
 from megarun.launch.allocator import RUNTIME, TORCHS_DEFAULT, allocator_setting, differs_from_plan, set_allocator

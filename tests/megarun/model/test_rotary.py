@@ -1,7 +1,5 @@
 """Rotary frequencies that are scaled for a longer context, against values of transformers 5.23.0's `ROPE_INIT_FUNCTIONS`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

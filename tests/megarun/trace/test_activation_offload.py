@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
-from trace_checks import compare_passes
+from trace_checks import BF16, compare_passes
 
 from megaplan.budget.peaks import build_budget
 
 pytestmark = pytest.mark.runtime
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 MOE = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 96}
 MODEL = {"model.pattern": "AEDM", "model.num_layers": 8, "model.hidden_size": 64, "model.vocab_size": 128, "model.moe": MOE}
 ALONE = {"mesh": {"dp_shard": 2}, "schedule": {"kind": "1f1b", "num_microbatches": 2}}

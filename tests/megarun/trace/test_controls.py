@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from trace_checks import compare_distinct_ranks
+from trace_checks import BF16, compare_distinct_ranks
 
 pytestmark = pytest.mark.runtime
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 SMALL = {"model.pattern": "AEMRAD", "model.num_layers": 6, "precision": BF16}
 PARTS = {"sharding.reshard_after_forward": True, "sharding.reshard_size": 2}
 AHEAD = {"sharding.reshard_after_forward": True, "sharding.prefetch": 2}

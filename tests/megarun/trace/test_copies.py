@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from trace_checks import compare_distinct_ranks
+from trace_checks import BF16, compare_distinct_ranks
 
 pytestmark = pytest.mark.runtime
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 BUCKETS = BF16 | {"reduce": "bf16"}
 SMALL = {"model.pattern": "AEMR", "model.num_layers": 4}
 CASES: dict[str, dict[str, Any]] = {

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from trace_checks import compare_distinct_ranks
+from trace_checks import BF16, compare_distinct_ranks
 
 pytestmark = pytest.mark.runtime
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 WIDE = {"precision": BF16 | {"families": {"M": "fp32", "E": "fp32"}}}
 NARROW = {"precision": BF16 | {"params": "fp32", "families": {"A": "bf16", "E": "bf16"}}}
 FP16 = {"precision": BF16 | {"params": "fp16"}}

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from trace_checks import SCALARS_BYTES, compare_passes
+from trace_checks import BF16, SCALARS_BYTES, compare_passes
 
 from megaplan.columns import Column, Phase
 from megaplan.inventory.tensors import Owner
@@ -16,7 +16,6 @@ MODEL = {
     "mlp": {"ffn_hidden_size": 1024},
     "moe": {"num_experts": 16, "top_k": 2, "ffn_hidden_size": 96},
 }
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 V = {"pp": 2, "vpp": 2, "dp_shard": 4, "ep": 2}
 RESHARDED = {
     "precision": BF16,

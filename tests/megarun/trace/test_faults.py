@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from trace_checks import BF16
 
 import megarun.engine.trainer
 from megaplan.budget.peaks import build_budget
@@ -17,7 +18,6 @@ from megarun.trace.compare import RankComparison
 from megarun.trace.rank import trace_rank
 
 pytestmark = pytest.mark.runtime
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 
 
 @pytest.fixture

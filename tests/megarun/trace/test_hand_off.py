@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from trace_checks import BF16
 
 from megaplan.budget.peaks import build_budget
 from megaplan.columns import Phase
@@ -11,7 +12,6 @@ from megarun.trace.compare import RankComparison
 from megarun.trace.rank import trace_rank
 
 pytestmark = pytest.mark.runtime
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 SMALLEST_LANE_BYTES = 16 << 10
 UNTOLD_BYTES = 256
 """Scalars of losses, and what Mamba-3's two exchanges of a share for each head take."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from trace_checks import SCALARS_BYTES, compare_distinct_ranks
+from trace_checks import BF16, SCALARS_BYTES, compare_distinct_ranks
 
 from megaplan.budget.peaks import build_budget
 from megaplan.columns import Column, Phase
@@ -14,7 +14,6 @@ from megarun.trace.compare import RankComparison
 from megarun.trace.rank import trace_rank
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-64")]
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 LORA = {"precision": BF16, "lora": {"rank": 4, "alpha": 8.0}}
 DENSE = {**LORA, "model.pattern": "ADAD", "model.num_layers": 4}
 EXPERTS = {**DENSE, "model.pattern": "AEDE"}

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from trace_checks import compare_distinct_ranks
+from trace_checks import BF16, compare_distinct_ranks
 
 from megaplan.spec.local import packed_gather
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 NARROW = dict.fromkeys(("params", "grads", "master", "moments", "reduce"), "bf16")
 MLA = {
     "kind": "mla",

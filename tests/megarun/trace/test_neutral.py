@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from trace_checks import BF16
 
 from megarun.data.batches import Batch
 from megarun.engine.trainer import Trainer, sharded_stages
@@ -18,7 +19,6 @@ from megarun.trace.places import Places
 from megarun.trace.rank import TracedTrainer
 
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 SMALLEST_BYTES = 1024  # below, the tracker's own counters and scalars on the host
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from trace_checks import SCALARS_BYTES, compare_distinct_ranks
+from trace_checks import BF16, SCALARS_BYTES, compare_distinct_ranks
 
 from megaplan.budget.peaks import build_budget
 from megaplan.columns import Phase
@@ -13,7 +13,6 @@ from megarun.trace.compare import RankComparison
 from megarun.trace.rank import trace_rank
 
 pytestmark = pytest.mark.runtime
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 NARROW = {"precision": BF16 | {"grads": "bf16"}}
 ADAMW, MUON, LOW = {"optimizer.matrix": "adamw"}, {"optimizer.matrix": "muon"}, {"precision": dict.fromkeys(BF16, "bf16")}
 NUMBERS_BYTES = 48

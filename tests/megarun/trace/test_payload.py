@@ -4,10 +4,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from trace_checks import compare_distinct_ranks
+from trace_checks import BF16, compare_distinct_ranks
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-14")]
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 HEADS = {"kind": "gqa", "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "qk_norm": True}
 LATENTS = {"kind": "mla", "num_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 16}
 LATENTS["q_lora_rank"] = 16

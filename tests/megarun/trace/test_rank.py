@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from trace_checks import BF16
 
 from megaplan.columns import Column, Phase
 from megaplan.hosts.megarun.products import ROUTERS
@@ -12,7 +13,6 @@ from megarun.trace.rank import trace_rank
 from megarun.trace.values import RankTrace
 
 pytestmark = pytest.mark.runtime
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 DENSE: dict[str, Any] = {
     "model": {"pattern": "D", "num_layers": 1, "hidden_size": 32, "vocab_size": 64, "mlp": {"ffn_hidden_size": 48, "activation": "relu2"}}
 }

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 from torch.distributed.pipelining import schedules
+from trace_checks import BF16
 
 from megaplan.columns import Phase
 from megarun.trace.rank import trace_rank
 from megarun.trace.values import RankTrace
 
 pytestmark = [pytest.mark.runtime, pytest.mark.jobs]
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 PP2, DP2 = {"mesh.pp": 2, "schedule.num_microbatches": 4}, {"mesh.dp_shard": 2, "schedule.num_microbatches": 2}
 CASES = {
     "pp2": PP2,

@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
-from trace_checks import compare_distinct_ranks
+from trace_checks import BF16, compare_distinct_ranks
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 TWO = {"schedule.num_microbatches": 2}
 HEADS = {
     "kind": "mla",

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from trace_checks import BF16
 
 import megakernels
 from megarun.engine.trainer import Trainer
@@ -19,7 +20,6 @@ READING = {"_local_scalar_dense", "nonzero", "masked_select", "unique2", "_uniqu
 """aten operations whose result the host waits for: a value, or a shape that depends on values."""
 METHODS = {"item", "tolist", "cpu", "numpy", "nonzero", "synchronize", "bincount", "unique", "masked_select"}
 DELTA = {"kind": "gated_delta", "num_value_heads": 2, "num_key_heads": 2, "key_dim": 8, "value_dim": 8, "conv_kernel": 4}
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 TRITON = {"host.kernels": "triton", "precision": BF16, "schedule.num_microbatches": 2}
 PLANS: dict[str, dict[str, Any]] = {
     "A M E D R": {},

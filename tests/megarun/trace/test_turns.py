@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-from trace_checks import compare_distinct_ranks, compare_passes
+from trace_checks import BF16, compare_distinct_ranks, compare_passes
 
 from megaplan.budget.peaks import build_budget
 from megaplan.columns import Phase
 
 pytestmark = [pytest.mark.runtime, pytest.mark.requirement("R-58")]
-BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
 MOE = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 96}
 MODEL = {"model.pattern": "AE", "model.num_layers": 8, "model.hidden_size": 64, "model.vocab_size": 128, "model.moe": MOE}
 V = {"mesh": {"pp": 2, "vpp": 2, "dp_shard": 2, "ep": 2}, "schedule": {"kind": "dualpipev", "num_microbatches": 5}}

@@ -7,6 +7,8 @@ from megarun.job.job import Job
 from megarun.trace.compare import RankComparison
 from megarun.trace.rank import trace_rank
 
+BF16 = {"params": "bf16", "grads": "fp32", "master": "fp32", "moments": "fp32", "reduce": "fp32"}
+"""Mixed precision: products in bf16, state in fp32."""
 SCALARS_BYTES = 32
 """The loss and its sum, the squares of the gradient norm: in no ledger."""
 

@@ -1,7 +1,5 @@
 """Facts of activations: with a gate (swiglu, geglu, relu2glu) two operands, without one (relu2, gelu) one."""
 
-from __future__ import annotations
-
 from megakernels.facts import FixedRatios, KernelPass, KindShare, PlainPass, PlainPasses, Work
 
 KIND = (KindShare("activation"),)

@@ -3,8 +3,6 @@
 Source: FlashAttention-2, arXiv:2307.08691, section 3.1 (two products forward, five backward).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import SUMS_BYTES, KernelScratch, KindWork, Pass, Passes, Work, ceil_div

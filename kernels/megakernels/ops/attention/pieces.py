@@ -4,27 +4,18 @@ Two operations without an autograd formula, forward and backward, for a caller t
 part only (`megarun.parallel.groups.context`). A piece is a run of consecutive positions, and pieces are numbered as the sequence has them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from megakernels._common import (
-    Cost,
-    accumulator_dtype,
-    as_stored,
-    operation,
-    require,
-    require_pieces,
-    require_starts,
-    types_of,
-)
+from megakernels._common import require, require_pieces, require_starts
 from megakernels.ops.attention import reference
-from megakernels.ops.attention.choice import chooses_kernels, kernel_backward, kernel_forward, of_relations, runs_kernels
-from megakernels.ops.attention.inputs import GRADIENTS, Attention, QueryPieces
+from megakernels.ops.attention.choice import kernel_backward, kernel_forward
+from megakernels.ops.attention.in_pieces import AttentionOfPieces
+from megakernels.ops.attention.inputs import GRADIENTS, Attention
 from megakernels.ops.attention.relations import require_relations
-from megakernels.ops.attention.sinks import add_sinks, gradient_of_sinks, require_sinks
-from megakernels.ops.attention.sizes import backward_cost, backward_inside, forward_cost, forward_inside
+from megakernels.ops.attention.sinks import require_sinks
+from megakernels.ops.attention.sizes import backward_inside, forward_inside
 
 __all__ = ["attention_pieces", "attention_pieces_backward"]
 
@@ -68,12 +59,11 @@ def attention_pieces(
     require(k.shape[1] == v.shape[1], "attention_pieces", "k and v must have the same positions", k=k.shape, v=v.shape)
     require_pieces("attention_pieces", q.shape[1], k.shape[1], query_pieces, key_pieces)
     require_starts("attention_pieces", starts, q.shape[:2])
-    out: Tensor
-    lse: Tensor
     require_sinks("attention_pieces", sinks, q)
     require_relations("attention_pieces", classes, relations, q, k)
-    out, lse = _pieces(q, k, v, starts, scale, window, sinks, classes, relations, cap, True, list(query_pieces), list(key_pieces))
-    return out, lse
+    pieces = list(query_pieces), list(key_pieces)
+    made: tuple[Tensor, Tensor] = _pieces(q, k, v, starts, scale, window, sinks, classes, relations, cap, True, *pieces)
+    return made
 
 
 def attention_pieces_backward(
@@ -90,79 +80,16 @@ def attention_pieces_backward(
     return tuple(_pieces_backward(grad_out, q, k, v, starts, sinks, classes, relations, out, lse, scale, window, cap, True, *pieces))
 
 
-def _split(pieces: QueryPieces) -> Iterator[tuple[slice, slice, int, Attention]]:
-    return pieces.split(("q",), ("k", "v"), ordered=("classes",))
-
-
-def _forward(pieces: QueryPieces) -> tuple[Tensor, Tensor]:
-    return add_sinks(*_without_sinks(pieces), pieces.given.sinks)
-
-
-def _without_sinks(pieces: QueryPieces) -> tuple[Tensor, Tensor]:
-    places = pieces.places()
-    if places is not None and runs_kernels(pieces.given):
-        return kernel_forward(pieces.given, places)
-    outs, sums = zip(*(reference.forward(given, first) for _, _, first, given in _split(pieces)), strict=True)
-    return torch.cat(outs, 1), torch.cat(sums, 2)
-
-
-def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -> Sequence[Tensor | None]:
-    places = pieces.places()
-    if places is not None and runs_kernels(pieces.given):
-        return kernel_backward(grad_out, pieces.given, out, lse, places)
-    q, k, v = pieces.given[:3]
-    grad_keys, grad_values = (torch.zeros(like.shape, dtype=accumulator_dtype(q.dtype), device=like.device) for like in (k, v))
-    added = None
-    queries = []
-    for rows, seen, first, given in _split(pieces):
-        found = reference.backward(grad_out[:, rows], given, out[:, rows], lse[:, :, rows], (True,) * 4, first)
-        grad_q, grad_k, grad_v, *more = (gradient for gradient in found if gradient is not None)
-        queries.append(grad_q)
-        grad_keys[:, seen] += grad_k
-        grad_values[:, seen] += grad_v
-        for part in more:
-            added = part.new_zeros(*part.shape[:2], k.shape[1]) if added is None else added
-            added[..., seen] += part
-    stored = (as_stored(grad, pieces.key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
-    of_sinks = gradient_of_sinks(grad_out, out, lse, pieces.given.sinks)
-    return [torch.cat(queries, 1), *stored, of_sinks, of_relations(pieces.given, added)]
-
-
-def _chooses_kernels(pieces: QueryPieces) -> bool:
-    return pieces.places() is not None and chooses_kernels(pieces.given)
-
-
-def _forward_scratch(pieces: QueryPieces) -> int:
-    return forward_inside(pieces.given) if _chooses_kernels(pieces) else 0
-
-
-def _backward_scratch(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -> int:
-    return backward_inside(grad_out, pieces.given, out, lse) if _chooses_kernels(pieces) else 0
-
-
-def _forward_cost(pieces: QueryPieces) -> Cost:
-    places = pieces.places()
-    return Cost({}) if places is None else forward_cost(pieces.given, places)
-
-
-def _backward_cost(_grad_out: Tensor, pieces: QueryPieces, _out: Tensor, _lse: Tensor) -> Cost:
-    places = pieces.places()
-    return Cost({}) if places is None else backward_cost(pieces.given, places)
-
-
-_pieces, _pieces_backward = operation(
-    "attention_pieces",
-    types_of(Attention) | {"query_pieces": list[int], "key_pieces": list[int]},
-    QueryPieces.binder(Attention),
-    outputs=("out", "lse"),
-    saved=("out", "lse"),
+_pieces, _pieces_backward = AttentionOfPieces(
+    record=Attention,
+    queries=("q",),
+    ordered=("classes",),
     gradients=GRADIENTS,
-    forward=_forward,
-    backward=_backward,
-    fake=lambda pieces: reference.made_like(pieces.given),
-    differentiable=False,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=_forward_cost,
-    backward_cost=_backward_cost,
-)
+    attended=lambda given: given,
+    run=kernel_forward,
+    run_backward=kernel_backward,
+    plain=reference.forward,
+    plain_backward=lambda grad_out, given, out, lse, first: reference.backward(grad_out, given, out, lse, (True,) * 4, first),
+    inside=forward_inside,
+    inside_backward=backward_inside,
+).register("attention_pieces")

@@ -6,8 +6,6 @@ and ∂L/∂relations sums ∂L/∂b over the keys of a class. No array of queri
 Source: additive attention biases as in arXiv:1910.10683, section 2.1, looked up by the key alone.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Facts of the causal depthwise convolution with activation."""
 
-from __future__ import annotations
-
 from megakernels.facts import FixedRatios, KernelPass, KindShare, PlainPass, PlainPasses, Work
 
 LARGEST_KERNEL = 4

@@ -1,7 +1,5 @@
 """Facts of attention to keys that another layer's indexer chose: attention's kernels, masked."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import SUMS_BYTES, Pass, Passes, Work

@@ -4,24 +4,13 @@ Two operations without an autograd formula, like those of `megakernels.ops.atten
 sequence, wherever they are stored.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from megakernels._common import (
-    Cost,
-    accumulator_dtype,
-    as_stored,
-    operation,
-    require_pieces,
-    require_starts,
-    types_of,
-)
-from megakernels.ops.attention.choice import chooses_kernels, runs_kernels
-from megakernels.ops.attention.inputs import QueryPieces
-from megakernels.ops.attention.sinks import add_sinks, gradient_of_sinks, require_sinks
-from megakernels.ops.attention.sizes import backward_cost, forward_cost
+from megakernels._common import require_pieces, require_starts
+from megakernels.ops.attention.in_pieces import AttentionOfPieces
+from megakernels.ops.attention.sinks import require_sinks
 from megakernels.ops.chosen_attention import reference, runs
 from megakernels.ops.chosen_attention.inputs import Chosen
 from megakernels.ops.chosen_attention.op import require_chosen
@@ -64,10 +53,8 @@ def chosen_attention_pieces(
     require_pieces("chosen_attention_pieces", q.shape[1], k.shape[1], query_pieces, key_pieces)
     require_starts("chosen_attention_pieces", starts, q.shape[:2])
     require_sinks("chosen_attention_pieces", sinks, q)
-    out: Tensor
-    lse: Tensor
-    out, lse = _pieces(q, k, v, choice, starts, scale, window, sinks, list(query_pieces), list(key_pieces))
-    return out, lse
+    made: tuple[Tensor, Tensor] = _pieces(q, k, v, choice, starts, scale, window, sinks, list(query_pieces), list(key_pieces))
+    return made
 
 
 def chosen_attention_pieces_backward(
@@ -83,73 +70,16 @@ def chosen_attention_pieces_backward(
     return tuple(_pieces_backward(grad_out, q, k, v, choice, starts, sinks, out, lse, scale, window, *pieces))
 
 
-def _split(pieces: QueryPieces) -> Iterator[tuple[slice, slice, int, Chosen]]:
-    return pieces.split(("q", "choice"), ("k", "v"))
-
-
-def _forward(pieces: QueryPieces) -> tuple[Tensor, Tensor]:
-    return add_sinks(*_without_sinks(pieces), pieces.given.sinks)
-
-
-def _without_sinks(pieces: QueryPieces) -> tuple[Tensor, Tensor]:
-    places = pieces.places()
-    if places is not None and runs_kernels(pieces.given.attended):
-        return runs.masked_forward(pieces.given, places)
-    outs, sums = zip(*(reference.forward(given, first) for _, _, first, given in _split(pieces)), strict=True)
-    return torch.cat(outs, 1), torch.cat(sums, 2)
-
-
-def _backward(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -> Sequence[Tensor | None]:
-    places = pieces.places()
-    if places is not None and runs_kernels(pieces.given.attended):
-        return runs.masked_backward(grad_out, pieces.given, out, lse, places)
-    q, k, v = pieces.given[:3]
-    grad_keys, grad_values = (torch.zeros(like.shape, dtype=accumulator_dtype(q.dtype), device=like.device) for like in (k, v))
-    queries = []
-    for rows, seen, first, given in _split(pieces):
-        grad_q, grad_k, grad_v = reference.backward(grad_out[:, rows], given, out[:, rows], lse[:, :, rows], first)
-        queries.append(grad_q)
-        grad_keys[:, seen] += grad_k
-        grad_values[:, seen] += grad_v
-    stored = (as_stored(grad, pieces.key_pieces).to(q.dtype) for grad in (grad_keys, grad_values))
-    return [torch.cat(queries, 1), *stored, gradient_of_sinks(grad_out, out, lse, pieces.given.sinks)]
-
-
-def _chooses_kernels(pieces: QueryPieces) -> bool:
-    return pieces.places() is not None and chooses_kernels(pieces.given.attended)
-
-
-def _forward_scratch(pieces: QueryPieces) -> int:
-    return runs.forward_inside(pieces.given) if _chooses_kernels(pieces) else 0
-
-
-def _backward_scratch(grad_out: Tensor, pieces: QueryPieces, out: Tensor, lse: Tensor) -> int:
-    return runs.backward_inside(grad_out, pieces.given, out, lse) if _chooses_kernels(pieces) else 0
-
-
-def _forward_cost(pieces: QueryPieces) -> Cost:
-    places = pieces.places()
-    return Cost({}) if places is None else forward_cost(pieces.given.attended, places)
-
-
-def _backward_cost(_grad_out: Tensor, pieces: QueryPieces, _out: Tensor, _lse: Tensor) -> Cost:
-    places = pieces.places()
-    return Cost({}) if places is None else backward_cost(pieces.given.attended, places)
-
-
-_pieces, _pieces_backward = operation(
-    "chosen_attention_pieces",
-    types_of(Chosen) | {"query_pieces": list[int], "key_pieces": list[int]},
-    QueryPieces.binder(Chosen),
-    outputs=("out", "lse"),
-    saved=("out", "lse"),
+_pieces, _pieces_backward = AttentionOfPieces(
+    record=Chosen,
+    queries=("q", "choice"),
+    ordered=(),
     gradients=runs.GRADIENTS,
-    forward=_forward,
-    backward=_backward,
-    fake=lambda pieces: runs.made_like(pieces.given.attended),
-    differentiable=False,
-    forward_scratch=_forward_scratch,
-    backward_scratch=_backward_scratch,
-    forward_cost=_forward_cost,
-    backward_cost=_backward_cost,
-)
+    attended=lambda given: given.attended,
+    run=runs.masked_forward,
+    run_backward=runs.masked_backward,
+    plain=reference.forward,
+    plain_backward=reference.backward,
+    inside=runs.forward_inside,
+    inside_backward=runs.backward_inside,
+).register("chosen_attention_pieces")

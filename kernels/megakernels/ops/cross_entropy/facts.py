@@ -1,7 +1,5 @@
 """Facts of the loss over logits, and of head and loss as one operation."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import (

@@ -1,7 +1,5 @@
 """Facts of attention over depth: scratch of the plain-torch operation."""
 
-from __future__ import annotations
-
 FP32_BYTES = 4
 
 

@@ -1,7 +1,5 @@
 """Attention over depth, in plain torch on every device, value by value. Saved: values, parameters, scores and 1 / rms of each value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -4,8 +4,6 @@ With u = query · scale and r = 1 / rms(value), the score of a value is r · (u 
 values of one token. Sums over values are added one by one in the accumulation dtype, so that the values are never copied into one tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

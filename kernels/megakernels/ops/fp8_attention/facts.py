@@ -1,7 +1,5 @@
 """Facts of attention whose dot products are of eight-bit operands, emulated in plain torch: scratch bytes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.ops.attention.facts import AttentionSizes

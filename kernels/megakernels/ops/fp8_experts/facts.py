@@ -9,8 +9,6 @@ On one rank a bank keeps the tokens, and quantises them again in backward. Rows 
 copy that the weight gradients multiply, with a scale for each expert's columns.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import SUMS_BYTES, KernelScratch, Pass, ceil_div

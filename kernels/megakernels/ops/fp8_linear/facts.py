@@ -5,8 +5,6 @@ maxima and to be rounded, and write the copy; one whose rows have scales and fit
 reads it scaled. torch's scaled product takes dims that 16 divides.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import Pass, ceil_div

@@ -1,7 +1,5 @@
 """Facts of the depthwise convolution between two gates, y = b · conv(a · x) (arXiv:2511.23404, section 2)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import SUMS_BYTES, Pass, Passes, PlainPass, PlainPasses, Work, ceil_div

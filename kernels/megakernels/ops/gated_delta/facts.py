@@ -1,7 +1,5 @@
 """Facts of the gated delta rule: H value heads that share G key heads, keys of K columns, values of V (arXiv:2412.06464, section 3.3)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import (

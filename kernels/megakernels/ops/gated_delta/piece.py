@@ -55,8 +55,7 @@ def gated_delta_piece(
 
 
 def gated_delta_piece_backward(
-    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor,
-    settings: DeltaSettings,
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor, settings: DeltaSettings,
     gradients: Sequence[Tensor | None],
 ) -> Tensor:  # fmt: skip
     """The gradient of the state before the piece.

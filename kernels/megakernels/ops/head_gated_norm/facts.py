@@ -1,7 +1,5 @@
 """Facts of the norm of each head times its activated gate."""
 
-from __future__ import annotations
-
 HEAD_LARGEST_WIDTH = 1024
 """Maximum width of a head; wider ones use the reference."""
 HEAD_TILE_ELEMENTS = 1024

@@ -1,7 +1,5 @@
 """Facts of hyper-connections: sizes of saved tensors, and scratch."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 FP32_BYTES = 4

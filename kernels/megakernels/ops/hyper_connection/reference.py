@@ -5,8 +5,6 @@ With x the n streams of a token side by side and u = weight · x / rms(x), the l
 accumulation dtype, so that no copy of all streams is made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Facts of attention to keys that an indexer chooses: heads of the index score every visible pair (arXiv:2512.02556, equation 1)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import EXACT, SMALLEST_DOT, SUMS_BYTES, KernelScratch, KindWork, Pass, Passes, Work, block_of, ceil_div

@@ -1,7 +1,5 @@
 """Facts of head and loss as one operation: slices of the vocabulary, of which one slice of logits exists at a time."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import ceil_div

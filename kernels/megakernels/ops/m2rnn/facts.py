@@ -1,7 +1,5 @@
 """Facts of the M²RNN recurrence: H heads with states of K rows and V columns; all heads share q and k (arXiv:2603.14360)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

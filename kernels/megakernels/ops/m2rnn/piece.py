@@ -41,8 +41,7 @@ def m2rnn_piece(state: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, 
 
 
 def m2rnn_piece_backward(
-    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor,
-    save_every: int,
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor, save_every: int,
     gradients: Sequence[Tensor | None],
 ) -> Tensor:  # fmt: skip
     """The gradient of the state before the piece.

@@ -3,8 +3,6 @@
 Source: arXiv:2603.15569, section 3.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import megakernels.facts as base

@@ -1,7 +1,5 @@
 """Facts of mLSTM: H heads with keys of K columns, values of V, and a normaliser (arXiv:2405.04517)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import SUMS_BYTES, Passes, PlainPass, PlainPasses, Work, ceil_div, chunked_work
@@ -33,7 +31,7 @@ class _Live(NamedTuple):
     numbers: int
     shared: int = 0
 
-    def bytes_of(self, sizes: MatrixLstmSizes) -> int:
+    def bytes_of(self, sizes: "MatrixLstmSizes") -> int:
         """Bytes at these sizes."""
         chunk, rows = min(sizes.chunk_size, sizes.positions), sizes.value + 1
         each = self.pairs * chunk * chunk + self.rows * chunk * rows + self.values * chunk * sizes.value + self.keys * chunk * sizes.key

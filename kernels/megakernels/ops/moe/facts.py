@@ -3,8 +3,6 @@
 Source: arXiv:2401.04088, section 2.1; arXiv:1701.06538, section 2 (routing); counting operands.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import megakernels.facts as base
@@ -157,7 +155,7 @@ class ExpertSizes(NamedTuple):
         hidden, products, y = (count * self.itemsize for count in counts)
         return self.tile_bytes() + (hidden if self.slots == 1 else max(hidden + products - y, products))
 
-    def backward_bytes(self, needs: ExpertGradients) -> int:
+    def backward_bytes(self, needs: "ExpertGradients") -> int:
         """Bytes inside the backward: gradients of the first products and the activated rows, each until its own gradients exist."""
         inner, matrix, gates = self.rows * self.width * self.itemsize, self.matrices * self.itemsize, int(self.gated)
         num_shares = base.ceil_div(self.width, tile_cols(self.width, self.itemsize, PULL_COLS)) + self.bias_shares(weights=needs.weights)

@@ -30,10 +30,8 @@ def dispatch_plan(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
     """
     fits = indices.dim() == 2 and indices.dtype == torch.int32
     require(fits, "dispatch_plan", "indices must be int32 [N,k]", indices=indices.shape, dtype=indices.dtype)
-    rows: Tensor
-    counts: Tensor
-    rows, counts = _dispatch_plan(indices, num_experts)
-    return rows, counts
+    made: tuple[Tensor, Tensor] = _dispatch_plan(indices, num_experts)
+    return made
 
 
 def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -55,10 +53,8 @@ def arrival_plan(counts: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """
     fits = counts.dim() == 2 and counts.dtype == torch.int32
     require(fits, "arrival_plan", "counts must be int32 [R,E]", counts=counts.shape, dtype=counts.dtype)
-    rows: Tensor
-    totals: Tensor
-    rows, totals = _arrival_plan(counts, num_rows)
-    return rows, totals
+    made: tuple[Tensor, Tensor] = _arrival_plan(counts, num_rows)
+    return made
 
 
 def capacity_plan(
@@ -87,10 +83,8 @@ def capacity_plan(
     """
     fits = indices.dim() == 2 and indices.dtype == torch.int32 and weights.shape == indices.shape
     require(fits, "capacity_plan", "indices must be int32 [N,k], weights [N,k]", indices=indices.shape, dtype=indices.dtype)
-    places: Tensor
-    counts: Tensor
-    places, counts = _capacity_plan(indices, weights.detach(), num_experts, capacity, by_score, num_null)
-    return places, counts
+    made: tuple[Tensor, Tensor] = _capacity_plan(indices, weights.detach(), num_experts, capacity, by_score, num_null)
+    return made
 
 
 def dispatch(x: Tensor, rows: Tensor, top_k: int, *, partial: bool = False) -> Tensor:

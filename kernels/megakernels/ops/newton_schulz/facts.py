@@ -1,7 +1,5 @@
 """Facts of Newton-Schulz iterations: their products of matrices whose result is symmetric, tile by tile, and the order of the steps."""
 
-from __future__ import annotations
-
 from megakernels.facts import DESCRIPTOR_BYTES, SMALLEST_DOT, block_of, ceil_div
 
 SYMMETRIC_TILE = {2: 128, 4: 64}

@@ -1,7 +1,5 @@
 """The order of Newton-Schulz steps: which products are made, in which storage; the product function is given."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Facts of the optimizers' updates: elements of a program, and bytes of an element."""
 
-from __future__ import annotations
-
 UPDATE_BLOCK = 2048
 """Elements of a program."""
 ADAMW_BLOCK = 1024

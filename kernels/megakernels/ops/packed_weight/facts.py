@@ -6,8 +6,6 @@ block of columns, in fp32, or nested: in eight bits with a mean and a step of th
 Source: Dettmers et al., QLoRA, arXiv:2305.14314, section 3, with a row of the matrix for the groups of 256 blocks.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import Pass, ceil_div

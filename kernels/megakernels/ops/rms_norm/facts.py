@@ -1,7 +1,5 @@
 """Facts of RMSNorm: alone, with the residual addition before it, and gated."""
 
-from __future__ import annotations
-
 from megakernels.facts import ADD, SUMS_BYTES, FixedRatios, KernelPass, KindShare, PlainPass, PlainPasses, Work
 
 FORWARD, BACKWARD = "norm.forward", "norm.backward"

@@ -1,7 +1,5 @@
 """Facts of rotary embedding, and of the keys and values that MLA expands."""
 
-from __future__ import annotations
-
 from megakernels.facts import FixedRatios, KernelPass, KindShare, PlainPass, PlainPasses, Work
 
 TURNED = (KindShare("rope", launches=2),)

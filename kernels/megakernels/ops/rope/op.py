@@ -62,10 +62,8 @@ def mla_kv(kv: Tensor, k_rope: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) 
     fits = k_rope.shape[:2] == kv.shape[:2] and k_rope.shape[-1] == 2 * cos.shape[-1] and 0 <= nope_dim <= kv.shape[-1]
     require(fits, "mla_kv", "k_rope must be [B,T,R], n at most kv's width", kv=kv.shape, k_rope=k_rope.shape, cos=cos.shape, n=nope_dim)
     require(kv.dtype == k_rope.dtype, "mla_kv", "kv and k_rope must have one dtype", kv=kv.dtype, k_rope=k_rope.dtype)
-    k: Tensor
-    v: Tensor
-    k, v = _mla_kv(kv, k_rope, cos, sin, nope_dim)
-    return k, v
+    made: tuple[Tensor, Tensor] = _mla_kv(kv, k_rope, cos, sin, nope_dim)
+    return made
 
 
 def mla_kv_backward(grad_k: Tensor, grad_v: Tensor, cos: Tensor, sin: Tensor, nope_dim: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,5 @@
 """Facts of Mamba-1's selective scan: channels with a state of S numbers each (arXiv:2312.00752, algorithm 2)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import ISSUED, SUMS_BYTES, KernelBytes, Pass, Passes, PlainPass, PlainPasses, Work, block_of, ceil_div

@@ -40,8 +40,7 @@ def selective_scan_piece(
 
 
 def selective_scan_piece_backward(
-    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor,
-    save_every: int,
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor, save_every: int,
     gradients: Sequence[Tensor | None],
 ) -> Tensor:  # fmt: skip
     """The gradient of the state before the piece.

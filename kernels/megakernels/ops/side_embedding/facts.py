@@ -1,7 +1,5 @@
 """Facts of n-gram hashes and of gated additions of side embeddings."""
 
-from __future__ import annotations
-
 ADD_TILE = 2048
 """Elements of a tile of the gated addition."""
 NUM_SUMS = 512

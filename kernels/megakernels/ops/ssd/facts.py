@@ -1,7 +1,5 @@
 """Facts of Mamba-2's scan: H heads of width P in G groups, with a state of S columns per group (arXiv:2405.21060, section 6)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import megakernels.facts as base

@@ -48,10 +48,8 @@ def ssd_piece(
 
 
 def ssd_piece_backward(
-    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor,
-    chunk_size: int,
-    gradients: Sequence[Tensor | None],
-    dt_limits: tuple[float, float] = (0.0, math.inf),
+    grad_last: Tensor, grad_y: Tensor, inputs: Sequence[Tensor], starts: Tensor | None, states: Tensor, chunk_size: int,
+    gradients: Sequence[Tensor | None], dt_limits: tuple[float, float] = (0.0, math.inf),
 ) -> Tensor:  # fmt: skip
     """The gradient of the state before the piece.
 

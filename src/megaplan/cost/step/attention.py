@@ -1,7 +1,5 @@
 """The attention core: FLOPs of visible pairs at a rate that is lower with few query blocks; or scores of all pairs in memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megakernels.ops.attention.facts import AttentionSizes

@@ -1,7 +1,5 @@
 """Work of each kind of block and of the ends of the model on one rank: the operations of `megaplan.cost.blocks`, by kernel class."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """The time of a step from the terms of its passes. Every function takes numbers, or arrays with one number per row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

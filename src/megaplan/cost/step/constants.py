@@ -1,7 +1,5 @@
 """The fitted constants (`constants.json`): value, spread, basis and source of each."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

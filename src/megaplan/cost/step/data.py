@@ -1,7 +1,5 @@
 """Transfers of data ranks: gradients reduced and parameters gathered once per step, or per microbatch if parameters are sharded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import log2
 from typing import Any, NamedTuple

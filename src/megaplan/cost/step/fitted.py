@@ -1,7 +1,5 @@
 """The combinations of device, dtype, family, framework and launch of the fitted steps, and those that a step lacks."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Formulas of the step-time model as text, for `megaplan explain`; a test compares each example with the function."""
 
-from __future__ import annotations
-
 from megaplan.blocks.formula import Formula
 
 _FITTED = "; constants fitted to published steps (docs/reference/accuracy-time.md)"

@@ -1,7 +1,5 @@
 """Frameworks: their kernels and the communication that they overlap (`frameworks.json`)."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The step of a spec as a `TimedStep`: model, mesh, batch, device and cuts, and the software of its host."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

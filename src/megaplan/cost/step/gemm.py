@@ -1,7 +1,5 @@
 """Dense matrix products: the smooth maximum of a shape-dependent compute time and a memory time."""
 
-from __future__ import annotations
-
 from math import ceil
 from typing import Any
 

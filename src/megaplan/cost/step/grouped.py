@@ -1,7 +1,5 @@
 """Grouped products of routed experts, one launch for all local experts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megakernels.ops.activation.facts import activation

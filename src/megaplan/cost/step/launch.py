@@ -1,7 +1,5 @@
 """Kernels of a block: the gaps between them on the device, and their launches by the host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.cost.step.frameworks import framework

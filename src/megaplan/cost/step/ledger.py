@@ -1,7 +1,5 @@
 """The work of one block on one rank for one microbatch, by kernel class: the inputs of the formulas."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Memory-bound kernels: norms, residuals, activations, rotary, logits, casts, permutation and gradient accumulation, by their bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

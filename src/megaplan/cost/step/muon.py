@@ -7,8 +7,6 @@ matrix, as Megatron stores them. Products are in TF32, at half of the bf16 rate:
 Source: NVIDIA/Megatron-LM, `megatron/core/optimizer/muon.py`; NVIDIA-NeMo/Emerging-Optimizers, `muon_utils.py`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The fitted constants of a step: every rate is a product of named constants, by device, dtype, framework, release or kernel class."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from megaplan.cost.step.constants import rated_as

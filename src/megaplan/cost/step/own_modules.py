@@ -3,8 +3,6 @@
 Their time is bytes over memory bandwidth, without a correction factor.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.ops.attention.facts import AttentionSizes

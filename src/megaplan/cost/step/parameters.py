@@ -1,7 +1,5 @@
 """Parameters of a rank, for the reduction of gradients, the gather of parameters and the optimizer."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from typing import NamedTuple

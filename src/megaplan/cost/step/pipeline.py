@@ -1,7 +1,5 @@
 """The step from its stages: every microbatch takes the time of the busiest stage; fill and drain add the other stages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

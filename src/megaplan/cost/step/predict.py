@@ -1,7 +1,5 @@
 """`predict_step`: the time of one training step, by term."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod

@@ -1,7 +1,5 @@
 """Mamba-2's chunked scan: the products of chunks and states at a separate rate, and the bytes of its operands."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megakernels.ops.ssd.facts import Ssd

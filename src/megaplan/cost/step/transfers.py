@@ -1,7 +1,5 @@
 """Transfers that a block waits for: tensor groups, expert exchange, context rings and pipeline hops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.cost.step.frameworks import framework

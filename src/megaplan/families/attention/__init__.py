@@ -1,7 +1,5 @@
 """A blocks: grouped-query and multi-head latent attention, with a sparse-attention indexer."""
 
-from __future__ import annotations
-
 from megaplan.dtypes import DType
 from megaplan.families.attention.composition import attention_exchanges, attention_work
 from megaplan.families.attention.formulas import FORMULAS

@@ -3,8 +3,6 @@
 Source: arXiv:2305.13245, section 2.2 (GQA); arXiv:2405.04434, equations 9 to 19 (MLA); arXiv:2512.02556, equation 1 (indexer).
 """
 
-from __future__ import annotations
-
 from megakernels.facts import KernelScratch, Work
 from megakernels.ops.attention.facts import AttentionSizes
 from megakernels.ops.chosen_attention.facts import MaskedSizes

@@ -6,8 +6,6 @@ indexer of its own chooses some of these keys by keys that are compressed in the
 Source: the DeepSeek-V4 implementation of transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megakernels.facts import Work

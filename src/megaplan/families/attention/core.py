@@ -1,7 +1,5 @@
 """The core of grouped-query and latent attention, with its gate and output projection, and storages that both have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 

@@ -4,8 +4,6 @@ In 16 bits backward sums the gradients of all tokens' latents. In eight bits it 
 rank's own tokens, and multiplies them when the last group is done (`megarun.parallel.groups.context_expand`).
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megaplan.blocks.ops import Dims, Op, UpProjection

@@ -1,7 +1,5 @@
 """Projections of the sparse-attention indexer, and its storages."""
 
-from __future__ import annotations
-
 from megaplan.blocks.ops import Dims, Op
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column

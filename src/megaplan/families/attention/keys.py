@@ -1,7 +1,5 @@
 """Sections of keys that grouped-query attention shares among layers, chooses, or compresses."""
 
-from __future__ import annotations
-
 from megaplan.scalars import NaturalInt, PositiveInt, Section, StrictBool
 
 

@@ -1,7 +1,5 @@
 """Latent attention under `mesh.context_exchange: latents`: its groups of heads, and the bytes that a rank holds while it runs one group."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

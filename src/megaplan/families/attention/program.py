@@ -9,8 +9,6 @@ A choice that other layers share is a bit per query and key; the layer that chos
 one's keys and values have no storages for them: their backward makes gradients of them that leave the block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Rules of `model.attention`: heads, widths, and layers that are given by index."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic

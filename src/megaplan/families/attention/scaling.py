@@ -1,7 +1,5 @@
 """Scaling of rotary frequencies for a longer context: `model.attention.rope_scaling`."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

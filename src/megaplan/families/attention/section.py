@@ -1,7 +1,5 @@
 """The section `model.attention`: dimensions of A blocks, and the properties of a layer by its index."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -194,7 +192,7 @@ class GroupedQueryAttention(OptionsSection):
         """Place in `layer_heads` of a layer, by its global index; None for the section's own heads."""
         return place_of(self.layer_heads, layer)
 
-    def with_heads(self, place: int | None) -> GroupedQueryAttention:
+    def with_heads(self, place: int | None) -> "GroupedQueryAttention":
         """The section with the heads at a place of `layer_heads`."""
         return self if place is None else _with_heads(self, place)
 
@@ -217,12 +215,12 @@ class GroupedQueryAttention(OptionsSection):
         return _window(layer, self.window_size, self.full_layers, self.windows)
 
 
-def place_of(layers: Sequence[LayerHeads | LayerLatents | Compressor], layer: int) -> int | None:
+def place_of(layers: "Sequence[LayerHeads | LayerLatents | Compressor]", layer: int) -> int | None:
     """Place of the entry that lists a layer, by its global index; None for none."""
     return next((place for place, own in enumerate(layers) if layer in own.layers), None)
 
 
-def _given(own: LayerHeads | LayerLatents) -> dict[str, object]:
+def _given(own: "LayerHeads | LayerLatents") -> dict[str, object]:
     """The keys of a section that some layers have their own of."""
     return own.model_dump(exclude={"layers"}, exclude_none=True)
 
@@ -323,7 +321,7 @@ class LatentAttention(OptionsSection):
         """Place in `layer_latents` of a layer, by its global index; None for the section's own."""
         return place_of(self.layer_latents, layer)
 
-    def with_heads(self, place: int | None) -> LatentAttention:
+    def with_heads(self, place: int | None) -> "LatentAttention":
         """The section with the heads and latents at a place of `layer_latents`."""
         return self if place is None else _with_latents(self, place)
 

@@ -1,7 +1,5 @@
 """Parameters of A blocks: grouped-query and multi-head latent attention, and the sparse-attention indexer."""
 
-from __future__ import annotations
-
 from megaplan.families.attention.compressed import compressor_tensors, output_tensors, query_tensors
 from megaplan.families.attention.keys import BlockIndexer
 from megaplan.families.attention.section import GroupedQueryAttention, Indexer, LatentAttention

@@ -1,7 +1,5 @@
 """Properties of a layer of attention, by its index, that decide its tensors and work or its operations; and the values it passes on."""
 
-from __future__ import annotations
-
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """D blocks: the dense MLP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic

@@ -1,7 +1,5 @@
 """Operations of D blocks, their saved tensors and work; also for every gated or ungated MLP inside other blocks."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from megaplan.blocks.costs import mlp, norm_work, residual_work

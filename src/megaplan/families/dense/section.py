@@ -1,7 +1,5 @@
 """The section `model.mlp`: dimensions of D blocks."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from megaplan.scalars import DenseActivation, NaturalInt, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool

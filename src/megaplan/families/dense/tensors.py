@@ -1,7 +1,5 @@
 """Parameters of D blocks, and of every gated or ungated MLP inside other blocks."""
 
-from __future__ import annotations
-
 from megaplan.families.dense.section import INNER_NORM, Mlp
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor

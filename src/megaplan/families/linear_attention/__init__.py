@@ -3,8 +3,6 @@
 Lightning attention and mLSTM have no delta rule, and separate modules. mLSTM hands no state between ranks of a context group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.blocks.ops import BlockProgram, Dims

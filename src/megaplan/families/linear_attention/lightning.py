@@ -5,8 +5,6 @@ all heads and a gate of the same width. It is Mamba-2's scan with steps of one: 
 its rate of decay; `megakernels.ssd` runs it, and keeps the state before every chunk.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

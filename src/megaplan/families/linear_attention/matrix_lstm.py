@@ -5,8 +5,6 @@ outputs, divided by a normaliser, have a LayerNorm over each head without a bias
 `megakernels.mlstm` runs in plain torch on GPUs, too, and states its scratch.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megakernels.facts import SUMS_BYTES, KernelScratch, Work

@@ -6,8 +6,6 @@ CP so for each of two pieces. The gated norm normalises each head, so it keeps o
 Source: arXiv:2412.06464, figure 1; arXiv:2510.26692, section 4.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megakernels.facts import KernelScratch

@@ -1,7 +1,5 @@
 """Rules of `model.linear_attention`: key heads divide the value heads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic

@@ -1,7 +1,5 @@
 """The section `model.linear_attention`: dimensions of G blocks."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field

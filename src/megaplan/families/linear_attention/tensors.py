@@ -4,8 +4,6 @@ Under TP every tensor of a head shards with it. The latents of Kimi delta attent
 projection is replicated, and also the shared scale of the norm. Projections are orthogonalised per key head, as in attention.
 """
 
-from __future__ import annotations
-
 from megaplan.families.linear_attention.section import GatedDeltaNet, KimiDeltaAttention
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, Owner, ParamTensor

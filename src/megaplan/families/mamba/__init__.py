@@ -1,7 +1,5 @@
 """M blocks: Mamba-1, Mamba-2 and Mamba-3."""
 
-from __future__ import annotations
-
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, ServingState
 from megaplan.families.mamba.formulas import FORMULAS

@@ -1,7 +1,5 @@
 """Formulas of M blocks as text; each example is arithmetic that a test evaluates against the operations."""
 
-from __future__ import annotations
-
 from megaplan.blocks.formula import Formula
 
 FORMULAS = {

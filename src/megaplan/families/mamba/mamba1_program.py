@@ -6,8 +6,6 @@ TP they are summed over the group, in forward and backward.
 Source: arXiv:2312.00752, section 3.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megakernels.facts import KernelScratch

@@ -7,8 +7,6 @@ the inputs of each rank in backward.
 Source: arXiv:2405.21060, section 7.1 (Mamba-2); arXiv:2603.15569, section 3 (Mamba-3).
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megakernels.facts import KernelScratch

@@ -1,7 +1,5 @@
 """Rules of `model.mamba`: heads, groups, angles and steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic

@@ -1,7 +1,5 @@
 """The section `model.mamba`: dimensions of M blocks."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 from megaplan.scalars import MimoRank, NaturalInt, NonNegativeFloat, OptionsSection, PositiveFloat, PositiveInt, Section, StrictBool

@@ -5,8 +5,6 @@ of a fused projection shards on its own, so that a rank's z, x, B, C and dt belo
 projection; AdamW updates the rest, the input projection included (R-60). Mamba-1 shards by channels.
 """
 
-from __future__ import annotations
-
 from megaplan.families.mamba.section import Mamba1, Mamba2, Mamba3, num_mamba_heads
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, Owner, ParamTensor

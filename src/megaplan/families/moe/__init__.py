@@ -1,7 +1,5 @@
 """E blocks: token-choice experts with an optional shared expert."""
 
-from __future__ import annotations
-
 from megaplan.families.family import Exchanges, Family
 from megaplan.families.moe.composition import moe_work
 from megaplan.families.moe.formulas import FORMULAS

@@ -3,8 +3,6 @@
 Source: arXiv:2401.04088, section 2.1; arXiv:2401.06066, equation 9 (shared expert).
 """
 
-from __future__ import annotations
-
 from megakernels.facts import Work
 from megakernels.ops.activation.facts import activation
 from megakernels.ops.moe.facts import ROUTE, Permutation, routing_work

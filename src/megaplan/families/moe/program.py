@@ -18,8 +18,6 @@ tokens with null experts are copied, too.
 With `host.moe_dispatcher: allgather` a rank has the tokens of all ranks while it copies the rows of its experts, which are then sorted.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from math import ceil

@@ -1,7 +1,5 @@
 """Rules of `model.moe`: choices and factors within the number of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic

@@ -1,7 +1,5 @@
 """Parameters of E blocks: router, expert banks, shared expert."""
 
-from __future__ import annotations
-
 from megaplan.families.dense.tensors import mlp_matrices
 from megaplan.families.moe.section import MixtureOfExperts
 from megaplan.inventory.makers import norm, replicated

@@ -4,8 +4,6 @@ Every rank sends rows to the ranks of their experts, or, with `host.moe_dispatch
 the rows of its own experts; the ranks' partial sums are reduced and scattered.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megaplan.blocks.ops import Op

@@ -1,7 +1,5 @@
 """R blocks: M²RNN, a non-linear recurrence over a matrix state."""
 
-from __future__ import annotations
-
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, ServingState
 from megaplan.families.recurrent.formulas import FORMULAS

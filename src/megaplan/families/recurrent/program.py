@@ -3,8 +3,6 @@
 Under CP both are of two pieces. Source: arXiv:2603.14360.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megakernels.facts import KernelScratch

@@ -1,7 +1,5 @@
 """The section `model.recurrent`: dimensions of R blocks."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from megaplan.scalars import PositiveInt, Section

@@ -1,7 +1,5 @@
 """Parameters of R blocks: M²RNN."""
 
-from __future__ import annotations
-
 from megaplan.families.recurrent.section import MatrixRecurrence
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor

@@ -1,7 +1,5 @@
 """C blocks: a short causal convolution between two gates."""
 
-from __future__ import annotations
-
 from megaplan.dtypes import DType
 from megaplan.families.family import Family, ServingState
 from megaplan.families.short_convolution.formulas import FORMULAS

@@ -4,8 +4,6 @@ They save the outputs of three projections, from which backward computes the gat
 Source: arXiv:2511.23404, section 2.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megakernels.ops.gated_conv1d.facts import GatedConvolutionSizes

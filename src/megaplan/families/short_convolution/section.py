@@ -1,7 +1,5 @@
 """The section `model.short_convolution`: dimensions of C blocks."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from megaplan.scalars import OptionsSection, PositiveInt, StrictBool

@@ -1,7 +1,5 @@
 """Parameters of C blocks: three projections, a depthwise convolution, the output. Under TP all except the pre-norm shard by channels."""
 
-from __future__ import annotations
-
 from megaplan.families.short_convolution.section import ShortConvolution
 from megaplan.inventory.makers import column, norm, per_head, replicated, row
 from megaplan.inventory.tensors import Group, Init, ParamTensor

@@ -1,7 +1,5 @@
 """MaxText: one program for all devices, whose memory XLA plans before it runs."""
 
-from __future__ import annotations
-
 from megaplan.columns import Column
 from megaplan.hosts.kind import HostKind, Later
 

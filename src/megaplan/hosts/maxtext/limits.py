@@ -1,7 +1,5 @@
 """Rules of host maxtext: settings that MaxText does not have, or has with tensors that its budget here does not list."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.devices import TPU

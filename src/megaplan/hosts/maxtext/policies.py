@@ -4,8 +4,6 @@ Source: `get_remat_policy` and `minimal_policy` of `src/maxtext/layers/decoders.
 `src/maxtext/utils/maxtext_utils.py` and the calls of `checkpoint_name`, AI-Hypercomputer/maxtext at e591f30c.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 

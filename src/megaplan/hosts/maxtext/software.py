@@ -1,7 +1,5 @@
 """MaxText's software for the step-time model: one compiled program, which the host starts once a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.cost.step.from_spec import low_dtype

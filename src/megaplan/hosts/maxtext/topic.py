@@ -1,7 +1,5 @@
 """`megaplan explain maxtext`: the terms of MaxText's memory."""
 
-from __future__ import annotations
-
 TOPIC = (
     "All devices run one program and have the same bytes. A device of tpu-v7 is one of the two chiplets of a chip.",
     "State: parameters in precision.master (weight_dtype), the first moment in precision.moments (mu_dtype), the second in "

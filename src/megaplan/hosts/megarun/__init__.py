@@ -5,8 +5,6 @@
 `optimizer.py` and `buffers.py` have the memory outside the blocks.
 """
 
-from __future__ import annotations
-
 from megaplan.columns import Column
 from megaplan.hosts.kind import HostKind, Later
 

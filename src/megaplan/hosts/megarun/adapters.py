@@ -9,8 +9,6 @@ saves nothing. Every other operation saves the same tensors, and makes no parame
 Source: `megarun.parallel.groups.adapters`.
 """
 
-from __future__ import annotations
-
 from functools import cache, lru_cache, partial
 from math import prod
 

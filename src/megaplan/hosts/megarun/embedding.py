@@ -3,8 +3,6 @@
 Token ids and labels are inputs of the step, priced whole in `buffers.py`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, add, linear

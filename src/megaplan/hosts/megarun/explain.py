@@ -1,7 +1,5 @@
 """The blocks of a pipeline rank, and the tensors of their ledgers, for `estimate --explain`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 

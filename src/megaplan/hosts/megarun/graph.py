@@ -1,7 +1,5 @@
 """A block's operations with derived facts: the storage of a name, its keepers, and storages that a recomputed region drops."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

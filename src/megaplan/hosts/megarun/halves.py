@@ -3,8 +3,6 @@
 Source: `megarun.parallel.apply.weight_gradients`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple

@@ -16,8 +16,6 @@ recompute; tensors referenced by its forward are freed when it returns, before t
 Source: DeepSeek-V3, arXiv:2412.19437, equations 21 to 25.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """`block_ledger`: tensors that a block of the inventory saves for backward on one rank, per microbatch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from math import prod

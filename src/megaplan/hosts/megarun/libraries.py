@@ -1,7 +1,5 @@
 """The parts of a plan that the optional packages of `host.libraries` run, as text."""
 
-from __future__ import annotations
-
 from megakernels.libraries import FLASH4, LIBRARIES, LibraryName
 from megaplan.families.attention.composition import PART, library_refusal
 from megaplan.families.attention.variants import variant_of

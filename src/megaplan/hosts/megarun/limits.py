@@ -1,7 +1,5 @@
 """Rules of host megarun: options and recipes for which its ledger has no terms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic

@@ -3,8 +3,6 @@
 On a mesh of one rank it fills gathered tensors from casts, and replaces them by the kept part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import prod
 

@@ -1,7 +1,5 @@
 """The tensors that are allocated at a point of a block, and the points of which one can be the peak for some sizes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,13 +29,13 @@ class LiveSet:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", (*self.storages, *self.gradients))
 
-    def before(self) -> LiveSet:
+    def before(self) -> "LiveSet":
         """The live set just before the operation: without the gradients that it makes, and its own storages."""
         storages = self.storages[: len(self.storages) - self.num_own]
         gradients, kept = self.gradients[: len(self.gradients) - self.num_new], len(self.params) - len(self.new_params)
         return LiveSet(self.op, storages, gradients, self.params[:kept])
 
-    def without(self, storages: Iterable[str]) -> LiveSet:
+    def without(self, storages: Iterable[str]) -> "LiveSet":
         """The live set before an operation without some forward storages."""
         freed = frozenset(storages)
         return replace(self, storages=tuple([name for name in self.storages if name not in freed]))

@@ -4,8 +4,6 @@ The core saves copies of queries, keys and values in eight bits and their scales
 backward makes the weights of the softmax again. So the output projection saves its own copy of that, in eight bits under the recipe.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import prod
 

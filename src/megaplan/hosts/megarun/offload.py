@@ -5,8 +5,6 @@ order of updates. The first units are on the host. The device has room for two c
 runtime and the estimate share these functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import prod

@@ -5,8 +5,6 @@ other tensor, without a cast. Each product makes the full matrix in the dtype of
 it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 

@@ -1,7 +1,5 @@
 """A family's part of the ledger: its program and the size of every storage, and their evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cache
 from itertools import accumulate

@@ -5,8 +5,6 @@ and all other families project their input. So every rank has the workspace from
 but not products inside them, gets their names from here.
 """
 
-from __future__ import annotations
-
 ROUTERS = ("route", "route_sigmoid", "route_scored", "route_scored_sigmoid")
 HEAD_AND_LOSS = ("linear_cross_entropy", "linear_slice_statistics")
 IN_EIGHT_BITS = ("fp8_linears",)

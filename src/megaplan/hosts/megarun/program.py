@@ -22,8 +22,6 @@ Source: torch/csrc/autograd/engine.cpp and input_buffer.cpp (`can_accumulate_inp
 FSDP2's `FSDPParamGroup.post_backward`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -73,7 +71,7 @@ class Replay:
     backward_peaks: tuple[PeakCandidate, ...]
     accumulating_peaks: tuple[tuple[LiveSet, Pick, Pick], ...]
     of_params: Pick
-    program: Program
+    program: "Program"
 
 
 class Program(NamedTuple):
@@ -150,7 +148,7 @@ def replay(
     )
 
 
-def with_backward(run: Replay, program: Program, *, splits: bool = False, splittable: bool = False) -> tuple[Replay, Backward]:
+def with_backward(run: Replay, program: Program, *, splits: bool = False, splittable: bool = False) -> "tuple[Replay, Backward]":
     """The same forward with another backward, and that backward; the arguments are those of `Backward`."""
     backward = Backward(program, splits=splits, splittable=splittable)
     return replace(run, program=program, **_backward_fields(backward.points)), backward

@@ -6,8 +6,6 @@ another call reads it too, the input itself is saved and quantised again in back
 rank's own tokens, scaled like all tokens, and gathers it in backward: one byte per element instead of two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from math import prod

@@ -5,8 +5,6 @@ and quantise them again in backward. Rows that arrived from other ranks are save
 each expert's rows padded to a multiple of 16, with a scale for each expert's columns; where blocks have scales, in 16 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from megakernels.ops.fp8_experts.facts import ScaledBank

@@ -1,7 +1,5 @@
 """Local sizes of a spec's ranks, and the settings that decide how FSDP2 stores parameters: equal sizes give equal storage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

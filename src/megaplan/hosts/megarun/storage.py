@@ -13,8 +13,6 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param
 `foreach_reduce`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import NamedTuple

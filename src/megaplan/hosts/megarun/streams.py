@@ -11,8 +11,6 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_all_g
 (`FSDPCommContext`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple

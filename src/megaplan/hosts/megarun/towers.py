@@ -7,8 +7,6 @@ of the stream of text; that belongs to the embedding's operations.
 Source: `megarun.model.vision`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

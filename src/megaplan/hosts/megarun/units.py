@@ -1,7 +1,5 @@
 """FSDP2's memory for the dense parameters of consecutive layers that are one group (`sharding.wrap: 4`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple

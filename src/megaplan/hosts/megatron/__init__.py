@@ -1,7 +1,5 @@
 """Megatron-Core: the allocations of its pipeline ranks, tensor by tensor."""
 
-from __future__ import annotations
-
 from megaplan.columns import Column
 from megaplan.hosts.kind import HostKind, Later, share_above
 

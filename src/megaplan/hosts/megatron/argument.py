@@ -1,7 +1,5 @@
 """`Argument`: one launch argument of Megatron-LM, and the conversion of its value to and from a spec's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import reduce

@@ -3,8 +3,6 @@
 Source: `recompute_modules` and `offload_modules` of `megatron/core/transformer/transformer_config.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from megaplan.hosts.megatron.setting import COMMON, Names, is_latent, recomputed_modules

@@ -1,7 +1,5 @@
 """Bytes that a model chunk keeps for one microbatch, and the peaks of its forward and backward above that."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.hosts.megatron.pattern import EMBEDDING, ENDS, LOSS, MTP, operators

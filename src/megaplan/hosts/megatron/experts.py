@@ -3,8 +3,6 @@
 Source: `megatron/core/transformer/moe` at d98e8a64, and DeepEP.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from math import ceil, comb

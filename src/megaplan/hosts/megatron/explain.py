@@ -1,7 +1,5 @@
 """The blocks of a pipeline rank, and the tensors that Megatron-Core's operators keep, for `estimate --explain`."""
 
-from __future__ import annotations
-
 from megaplan.hosts.megarun.explain import explain as of_families
 from megaplan.hosts.megatron.pattern import operators, plain
 from megaplan.hosts.megatron.run import MegatronRun

@@ -3,8 +3,6 @@
 Source: `LayerWiseDistributedOptimizer._compute_per_buffer_param_layout` and `DistributedDataParallel.__init__` at d98e8a64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import lcm

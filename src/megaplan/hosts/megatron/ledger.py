@@ -1,7 +1,5 @@
 """Bytes that an operator keeps for backward, per microbatch, and bytes that it needs temporarily."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megaplan.blocks.ops import OUTPUT

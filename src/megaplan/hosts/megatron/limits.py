@@ -4,8 +4,6 @@ Source: `megatron/core/models/hybrid/hybrid_layer_allocation.py`, `megatron/core
 `megatron/training/arguments.py` at d98e8a64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.diagnostics import diagnostic

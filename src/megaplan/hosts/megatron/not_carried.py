@@ -1,7 +1,5 @@
 """Launch arguments of Megatron-LM that a spec does not need: reported as not carried, or ignored."""
 
-from __future__ import annotations
-
 from megaplan.hosts.megatron.argument import reported
 
 _ROUTER = "experts are chosen otherwise than by megarun's router; shapes are the same"

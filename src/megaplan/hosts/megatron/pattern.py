@@ -3,8 +3,6 @@
 Source: `megatron/core/models/hybrid/hybrid_layer_allocation.py` at d98e8a64. There is no repetition and no space. Columns count from 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A rank's bytes after a step and at its peak: storage, fixed buffers, activations in flight, and phases."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Dtypes and recipes that Megatron-Core does not have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.dtypes import DType

@@ -7,8 +7,6 @@ Source: the saved tensors of `megatron/core` at d98e8a64 and of Transformer Engi
 `mamba_ssm/ops/triton/ssd_combined.py`, by module.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megaplan.blocks.ops import Flow, Op

@@ -1,7 +1,5 @@
 """Rows of the table whose tensors are not priced: features that a spec names, and arguments that stop an import unless they are off."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.hosts.megatron.argument import Argument, feature, only

@@ -3,8 +3,6 @@
 Source: `megatron/training/arguments.py` and the config classes that its parser is made from, at d98e8a64.
 """
 
-from __future__ import annotations
-
 from megaplan.hosts.megatron.argument import (
     ABSENT_IS_ONE,
     JOINT,

@@ -1,7 +1,5 @@
 """`MegatronRun`: a spec as Megatron-Core runs it, and `MegatronStage`: one pipeline rank of it, as the operators of its model chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 

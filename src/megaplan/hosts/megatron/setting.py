@@ -1,7 +1,5 @@
 """`Setting`, which decides the bytes of an operator, and the storages and operations that all operators have."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Megatron-Core in the step-time model's words."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import get_args
 

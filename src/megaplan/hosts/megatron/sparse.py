@@ -6,8 +6,6 @@ key, and values are made from the latent that attention returns. Loss and gradie
 Source: `megatron/core/transformer/experimental_attention_variant`: `absorbed_mla.py`, `dsa.py` and `dsa_cudnn_kernels.py` at d98e8a64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 

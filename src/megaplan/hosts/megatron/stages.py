@@ -4,8 +4,6 @@ Source: `megatron/core/transformer/pipeline_parallel_layer_layout.py` at d98e8a6
 inside each other; commas mean nothing. Columns count from 1.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

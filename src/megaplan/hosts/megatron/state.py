@@ -4,8 +4,6 @@ Source: `OptimizerConfig.__post_init__`, `_get_megatron_optimizer_based_on_param
 `_copy_model_grads_to_main_grads` of `megatron/core/optimizer` at d98e8a64, and `FusedAdam` of Transformer Engine at d0067d0d.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Source: `megatron/core/distributed/param_and_grad_buffer.py`, `megatron/core/optimizer/`, at d98e8a64.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import NamedTuple
 

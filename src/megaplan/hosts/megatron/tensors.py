@@ -3,8 +3,6 @@
 Source: `megatron/core/distributed/param_and_grad_buffer.py` at d98e8a64, and the modules of `megatron/core` and Transformer Engine.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -90,7 +88,7 @@ class Parameters:
             self.tensors.append(tensor)
             self.counts[tensor] += 1
 
-    def join(self, other: Parameters) -> None:
+    def join(self, other: "Parameters") -> None:
         """Add all tensors of another operator."""
         self.tensors += other.tensors
         for tensor, number in other.counts.items():

@@ -1,7 +1,5 @@
 """Memory of libraries: workspaces of cuBLAS and Transformer Engine by device, and the buffers of HybridEP and NCCL's all-to-all."""
 
-from __future__ import annotations
-
 import re
 from math import ceil
 

@@ -1,7 +1,5 @@
 """torchtitan: FSDP2 of transformer blocks, described by the families and by megarun's replay."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.columns import Column

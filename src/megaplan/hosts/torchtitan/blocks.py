@@ -1,7 +1,5 @@
 """Transformer blocks: an A layer and the following D or E layer, which torchtitan shards, checkpoints and compiles together."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from megaplan.inventory.tensors import Block, Inventory, ParamTensor, make_block

@@ -7,8 +7,6 @@ sum. Compiled, none of these exists: it reads the logits and makes their gradien
 Source: torchtitan/components/loss.py; torch/distributed/tensor/parallel/loss.py (`_log_softmax`, `_nll_loss_and_log_softmax_backward`).
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from megaplan.blocks.ops import INPUT, OUTPUT, Dims, Op, linear

@@ -9,8 +9,6 @@ bounds how many rows a rank receives: `moe.routing_skew` times the even share.
 Source: torchtitan/models/common/moe.py and token_dispatcher.py at b5bcd76c.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megaplan.blocks.ops import Dims, Op, add, linear, norm

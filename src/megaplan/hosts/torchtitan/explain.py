@@ -1,7 +1,5 @@
 """The transformer blocks of a pipeline rank, and the tensors of their ledgers, for `estimate --explain`."""
 
-from __future__ import annotations
-
 from megaplan.hosts.megarun.explain import explained
 from megaplan.hosts.torchtitan.blocks import in_blocks, transformer_blocks
 from megaplan.hosts.torchtitan.ledger import block_ledger, block_variants

@@ -6,8 +6,6 @@ output, so attention saves all of it.
 Source: torchtitan/models/deepseek_v3/model.py at b5bcd76c.
 """
 
-from __future__ import annotations
-
 from megaplan.blocks.ops import INPUT, Dims, Op, add, linear, norm
 from megaplan.blocks.storages import Shapes, storages
 from megaplan.columns import Column

@@ -1,7 +1,5 @@
 """Kept and temporary tensors of a transformer block, and of each end of the model, under torchtitan."""
 
-from __future__ import annotations
-
 from math import prod
 
 from megaplan.blocks.ops import Dims

@@ -3,8 +3,6 @@
 Source: torchtitan/models/llama3, qwen3, distributed/fsdp.py and config/configs.py of pytorch/torchtitan at b5bcd76c.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.dtypes import DType

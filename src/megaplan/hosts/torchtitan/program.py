@@ -10,8 +10,6 @@ Source: torchtitan/models/llama3/model.py, models/common/{attention,feed_forward
 `_apply_op_sac_to_transformer_block_with_flex` of the last at 0cfbd0b3 (October 2025) for the halves.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

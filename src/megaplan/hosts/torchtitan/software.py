@@ -1,7 +1,5 @@
 """torchtitan's software for the step-time model."""
 
-from __future__ import annotations
-
 from megaplan.cost.step.from_spec import low_dtype
 from megaplan.cost.step.workload import OPTIMIZER_BYTES, Recomputed, Sharded, Software
 from megaplan.dtypes import DType

@@ -1,7 +1,5 @@
 """`megaplan explain torchtitan`: the terms of torchtitan's memory."""
 
-from __future__ import annotations
-
 from megaplan.spec.host import RESERVED_PERCENT
 
 TOPIC = (

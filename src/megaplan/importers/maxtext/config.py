@@ -3,8 +3,6 @@
 Later files and arguments override earlier ones, and all override the model's own file, as in `pyconfig.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Source: `src/maxtext/configs/base.yml`, AI-Hypercomputer/maxtext at e591f30c.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.hosts.maxtext.policies import TENSORS

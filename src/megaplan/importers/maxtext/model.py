@@ -4,8 +4,6 @@ Source: `src/maxtext/configs/base.yml` and `configs/models`, AI-Hypercomputer/ma
 models that these files name.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """`key=value` arguments of MaxText in a text: those of a script's training command, with the script's variables replaced."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`import_maxtext`: a MaxText run as a spec whose host is maxtext."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

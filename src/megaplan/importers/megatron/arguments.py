@@ -1,7 +1,5 @@
 """`Arguments`: the arguments of a launch while they are read."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

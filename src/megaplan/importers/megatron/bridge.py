@@ -3,8 +3,6 @@
 Source: `ConfigContainer` of `megatron/bridge/training/config.py`, `megatron/training/config/yaml_utils.py`; Megatron-Bridge at 067f987d.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

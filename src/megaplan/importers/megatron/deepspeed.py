@@ -5,8 +5,6 @@ deepspeedai/Megatron-DeepSpeed; `runtime/config.py`, `runtime/zero/config.py`, `
 `runtime/bf16_optimizer.py` of deepspeedai/DeepSpeed. The engine takes ZeRO's stage, its offload and the dtypes from the JSON.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from math import prod

@@ -1,7 +1,5 @@
 """Launch arguments from a text: arguments alone, or a script, which is followed without running anything."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Other front ends of Megatron: programs with their own arguments, whose model is in another file."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from typing import NamedTuple

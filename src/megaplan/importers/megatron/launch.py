@@ -1,7 +1,5 @@
 """A launch in any of its common forms: a script, arguments, YAML, a log's table of arguments, Megatron-Bridge's configuration."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Source: `_print_args` of `megatron/training/arguments.py` at d98e8a64.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Arguments of other programs and of earlier releases of Megatron-LM, and what they mean in the release that is read."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Sources are files of Ascend/MindSpeed-LLM and Ascend/MindSpeed.
 """
 
-from __future__ import annotations
-
 import re
 from types import MappingProxyType
 from typing import Any

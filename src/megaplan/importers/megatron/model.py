@@ -1,7 +1,5 @@
 """The `model` section of a launch."""
 
-from __future__ import annotations
-
 import re
 from math import ceil
 from typing import Any, get_args

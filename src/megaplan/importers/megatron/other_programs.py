@@ -1,7 +1,5 @@
 """Launches of Megatron and its forks that do something else than a spec of host megatron says, refused by name."""
 
-from __future__ import annotations
-
 import re
 from types import MappingProxyType
 

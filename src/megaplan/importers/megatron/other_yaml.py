@@ -4,8 +4,6 @@ Sources: `megatron/neox_arguments/neox_args.py`, `megatron/model/transformer.py`
 `megatron_gpt_config.yaml`, `megatron_base_model.py` and `nlp_overrides.py` of NeMo 1.23.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Parts of a launch outside its model: mesh, schedule, batch, precision, optimizer, recompute, host."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, get_args
 

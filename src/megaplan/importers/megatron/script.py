@@ -1,7 +1,5 @@
 """Launch arguments from words: arguments of a launcher and of its program."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Source: `flagscale/runner/utils.py` of FlagOpen/FlagScale.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

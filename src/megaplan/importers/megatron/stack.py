@@ -1,7 +1,5 @@
 """The layers of a launch and their cuts: Megatron's hybrid pattern, or its counts of layers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Counting the tokens of a tokenizer's own files: JSON of Hugging Face or GPT-2, and models of SentencePiece."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Sizes of tokenizers that launches name; without `--vocab-size` the tokenizer gives the vocabulary."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, NamedTuple

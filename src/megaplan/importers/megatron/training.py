@@ -1,7 +1,5 @@
 """`training` of a spec from the arguments of a launch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from megaplan.hosts.megatron.vocabulary import section_rows

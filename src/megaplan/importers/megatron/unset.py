@@ -4,8 +4,6 @@ A name in parentheses is a program whose output is not known, and one behind a q
 empty.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`JobConfig`: a file of torchtitan's configuration while it is read."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 The table may be in a file that the registry imports it from. A model of the fork's own is read if its class is one of torchtitan's.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """`check_for_hosts`: a job's spec is for host torchtitan, and for megarun where torchtitan's own estimate lacks something."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from megaplan.diagnostics import diagnostic

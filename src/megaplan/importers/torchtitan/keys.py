@@ -4,8 +4,6 @@ Source: torchtitan/config/job_config.py at 9810191b^, the last version with TOML
 9dec370a (December 2024) for the keys that older files have in other sections.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Any
 

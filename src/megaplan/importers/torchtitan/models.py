@@ -4,8 +4,6 @@ Source: torchtitan/models/llama3/__init__.py, and those of llama4, qwen3 and dee
 gpt_oss of 2026, and llama2 of 2024. Vocabularies of llama2 and llama3 are from the tokenizers that these files name.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from difflib import SequenceMatcher, get_close_matches

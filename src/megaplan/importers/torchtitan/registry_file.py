@@ -7,8 +7,6 @@ that matters.
 Source: torchtitan/models/llama3/config_registry.py and qwen3/config_registry.py of pytorch/torchtitan, 2026.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ A flavor is made of arguments of the model (2024 and 2025), of its configuration
 that passes the sizes to another one, which builds all layers (July 2026).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

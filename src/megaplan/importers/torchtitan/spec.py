@@ -1,7 +1,5 @@
 """`import_torchtitan`: a job configuration of torchtitan as a spec whose host is torchtitan."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """torchtitan's division of a model into stages: by modules, by split points, or by its own rules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

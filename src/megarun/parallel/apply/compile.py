@@ -4,8 +4,6 @@ Each block is compiled separately, so FSDP2 gathers around it as in eager mode. 
 host (R-58). The compiler decides what a compiled block saves for backward, so the ledger does not apply.
 """
 
-from __future__ import annotations
-
 from megaplan.schedules import SPLIT_BACKWARD
 from megaplan.spec.models import Spec
 from megarun.errors import refusal

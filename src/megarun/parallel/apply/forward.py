@@ -5,8 +5,6 @@ training and evaluation reallocates receive buffers and metadata, and its runtim
 from stage to stage; a rank with one stage starts the next microbatch meanwhile, one with several chunks waits for it to return.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -18,8 +18,6 @@ Gradients: with a pipeline, torch accumulates unsharded gradients from a stage's
 each microbatch reduces and accumulates in the shard. They are summed, not averaged: the loss is divided by the tokens of the global batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import chain

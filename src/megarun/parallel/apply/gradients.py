@@ -12,8 +12,6 @@ If a version of FSDP2 ignored the second setting, the first one would make the f
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_reduce`), _fsdp_param.py (`to_accumulated_grad_if_needed`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain

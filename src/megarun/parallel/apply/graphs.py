@@ -15,8 +15,6 @@ communicates with other ranks, and which therefore run eagerly.
 Source: torch/cuda/graphs.py; docs.pytorch.org/docs/stable/notes/cuda.html, "CUDA Graphs".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol

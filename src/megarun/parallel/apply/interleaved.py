@@ -9,8 +9,6 @@ and sets no hooks for the backward of its microbatch, whose gradients would then
 several layers may be in the middle of its forward when a backward runs or ends, at whose end FSDP2 forgets what is left of the forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

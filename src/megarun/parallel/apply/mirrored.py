@@ -4,8 +4,6 @@ Slots of the second copy have stage numbers one higher, so that no stage number 
 between neighbours on one rank without a message. Each copy numbers its own microbatches from 0, and each has its own inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

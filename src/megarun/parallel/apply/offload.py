@@ -11,8 +11,6 @@ buffer. Host memory is taken at the first use, and used again by later microbatc
 Source: torch.distributed.fsdp frees gathered parameters by emptying storages in the same way.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
@@ -36,7 +34,7 @@ from megarun.parallel.apply.gradients import groups_of
 _POOL = "pool of kept tensors"
 
 
-def offload_stage(stage: Stage, spec: Spec, inventory: Inventory, pool: HostPool) -> None:
+def offload_stage(stage: Stage, spec: Spec, inventory: Inventory, pool: "HostPool") -> None:
     """Make layers of a stage keep their tensors in host memory, as the spec says; the stages of a rank share the pool."""
     if not spec.host.activation_offload:
         return

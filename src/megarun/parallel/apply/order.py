@@ -4,8 +4,6 @@ torch's own listing (`pipeline_order`) differs: in torch 2.13 the last rank of `
 overlapped forward and backward is two computations, which torch runs sequentially.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -12,8 +12,6 @@ factors are known before the gather, which exchanges no maxima: a rank records i
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py; torchao 0.18, `precompute_float8_dynamic_scale_for_fsdp`.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Container, Iterator
 from typing import Any
@@ -97,7 +95,7 @@ class _Maxima:
         for parameter, found in zip(self.parameters, torch.split(place, [each.num_largest for each in self.parameters]), strict=True):
             parameter.matrix.largest = found
 
-    def _largest(self, parameter: _PackedParameter) -> Tensor:
+    def _largest(self, parameter: "_PackedParameter") -> Tensor:
         shard = parameter._sharded_param_data.view(parameter.padded_sharded_param_size)
         found = shard.new_zeros((parameter.groups, parameter.num_largest // parameter.groups))
         for part, index, place in parameter.pieces():

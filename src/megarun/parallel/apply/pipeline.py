@@ -1,7 +1,5 @@
 """Forward and backward of one optimizer step: torch's pipeline schedule, or one stage accumulating microbatches in order."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -33,7 +31,7 @@ class Runner(Protocol):
     """Runs the microbatches of one step and accumulates their gradients in the parameters."""
 
     @property
-    def loss(self) -> BatchLoss:
+    def loss(self) -> "BatchLoss":
         """Criterion of a microbatch."""
         ...
 
@@ -58,7 +56,7 @@ def build_runner(stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> Runner:
     return PipelineRunner(stages, spec, mesh) if mesh.size("pp") > 1 else AccumulatingRunner(stages[0], spec, mesh)
 
 
-def batch_loss(spec: Spec, mesh: RankMesh) -> BatchLoss:
+def batch_loss(spec: Spec, mesh: RankMesh) -> "BatchLoss":
     """The criterion of this job: divides by the labels of the global batch, over all microbatches of an update and all data ranks.
 
     With packed rows, whose number of labels differs, each update sets its own divisor.

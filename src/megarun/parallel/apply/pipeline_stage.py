@@ -1,7 +1,5 @@
 """torch's pipeline stage for a `Stage`: stated shapes, and a backward that can be split in two."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -22,7 +20,7 @@ from megarun.parallel.groups.mesh import RankMesh
 from megarun.parallel.groups.shapes import boundary_shape, logits_shape, token_shape
 
 
-def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> FullBackwardStage:
+def pipeline_stage(stage: Stage, spec: Spec, mesh: RankMesh) -> "FullBackwardStage":
     """The stage wrapped for a schedule.
 
     Shapes of input and output are stated, so that torch infers none by running the model on uninitialised memory.

@@ -1,7 +1,5 @@
 """megaplan's orders as actions of torch's pipeline runtime, for schedules that torch does not have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -10,8 +10,6 @@ read too.
 `full` recomputes the whole block: only its input is saved. Families may refuse it (`Family.full_refused`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial

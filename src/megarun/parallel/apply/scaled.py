@@ -4,8 +4,6 @@ Which linears share a call, and what each call and each bank saves, follows the 
 `scaled_experts`).
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Tensor, nn

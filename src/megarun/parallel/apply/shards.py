@@ -12,8 +12,6 @@ reads it: it stays in that stream's pool.
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_reduce`), _fsdp_param_group.py (`finalize_backward`).
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from typing import Any

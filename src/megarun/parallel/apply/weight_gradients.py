@@ -13,8 +13,6 @@ Source: arXiv:2401.10241 (zero-bubble pipelines), section 2.1; torch's `Pipeline
 graph twice: it recomputes a checkpointed block three times, and runs the whole backward of a custom op in each half.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

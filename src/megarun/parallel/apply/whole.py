@@ -18,8 +18,6 @@ Source: torch/nn/parallel/distributed.py (`gradient_as_bucket_view`, `no_sync`) 
 torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py (`bf16_compress_hook`).
 """
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any, NamedTuple
 

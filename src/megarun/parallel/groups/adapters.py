@@ -9,8 +9,6 @@ gradient. If a rank has an unsharded A or B of a linear that TP shards, its grad
 Source: arXiv:2106.09685, section 4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol

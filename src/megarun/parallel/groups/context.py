@@ -14,8 +14,6 @@ Parameters are replicated over the group: their gradients are summed over it onc
 Source: zig-zag pieces as in arXiv:2407.21783, section 3.3.2, which gathers keys and values too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Protocol
 

@@ -8,8 +8,6 @@ for its own tokens, and multiplied once all heads exist: the same products as wi
 weight, whose scales are those of the whole weight, or differ by a power of two.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -41,7 +39,7 @@ class UpProjection(NamedTuple):
     numbers: list[Tensor]
 
     @classmethod
-    def of(cls, module: nn.Linear) -> UpProjection:
+    def of(cls, module: nn.Linear) -> "UpProjection":
         """The up-projection that a linear describes."""
         scaling = scaling_of(module)
         numbers = [] if scaling is None else numbers_of((scaling.numbers,), records=torch.is_grad_enabled())

@@ -5,8 +5,6 @@ query selects from all earlier positions, in the order of the sequence, so the s
 layers share is of local queries, among the keys of the whole sequence.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

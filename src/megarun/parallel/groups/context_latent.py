@@ -8,8 +8,6 @@ values. In exchange every rank runs the up-projection for all tokens.
 Source: arXiv:2405.04434, section 2.1.2 (keys and values are functions of the latent).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

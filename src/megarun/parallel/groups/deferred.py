@@ -4,8 +4,6 @@ The op that multiplies by a weight calls `leave_pending`; the pipeline stage tha
 (`megarun.parallel.apply.weight_gradients`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol

@@ -9,8 +9,6 @@ Source: Transformer Engine, `FP8GlobalStateManager.reduce_and_update_fp8_tensors
 data ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 

@@ -19,8 +19,6 @@ so nothing is saved.
 Source: NVIDIA/Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py (`MoEAllGatherTokenDispatcher`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -62,7 +60,7 @@ class Splits:
 class Routing(Protocol):
     """Provides the row counts on the host."""
 
-    def in_layer(self, variant: float | None) -> Routing:
+    def in_layer(self, variant: float | None) -> "Routing":
         """The counts in an E layer of a variant (`MixtureOfExperts.variant_of`)."""
         ...
 
@@ -87,7 +85,7 @@ class MeasuredRouting:
         """Args: rank within the ETP group."""
         self._slice = slice_index
 
-    def in_layer(self, variant: float | None) -> MeasuredRouting:  # noqa: ARG002  counts are read
+    def in_layer(self, variant: float | None) -> "MeasuredRouting":  # noqa: ARG002  counts are read
         """See `Routing`."""
         return self
 
@@ -121,7 +119,7 @@ class StatedRouting:
         others = spread(moe.rows_of(num_tokens) * mesh.ep * mesh.etp - arrived * mesh.etp, mesh.ep - 1)
         self._rows = (*others[:index], arrived * mesh.etp, *others[index:])
 
-    def in_layer(self, variant: float | None) -> StatedRouting:
+    def in_layer(self, variant: float | None) -> "StatedRouting":
         """The counts in an E layer of a variant."""
         return self if variant is None else StatedRouting(*self._given, variant)
 
@@ -161,7 +159,7 @@ class ExpertParallel:
         """True if other ranks compute this rank's rows."""
         return self.degree * self.slices.degree > 1
 
-    def in_layer(self, variant: float | None) -> ExpertParallel:
+    def in_layer(self, variant: float | None) -> "ExpertParallel":
         """The group in an E layer of a variant (`MixtureOfExperts.variant_of`)."""
         return replace(self, routing=self.routing.in_layer(variant))
 

@@ -1,7 +1,5 @@
 """Tokens that the ranks of a group gather, the same number each, and sums of partial results that are scattered to the tokens' ranks."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from megarun.parallel.groups.tensor import TensorParallel, exchanged

@@ -1,7 +1,5 @@
 """This rank's parts of tensors that FSDP2 may have sharded."""
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 

@@ -4,8 +4,6 @@ Dense tensors see (pp, dp_replicate, dp_shard, cp, tp), tp fastest; expert banks
 adds no ranks: its groups are consecutive ranks of tp, cp and dp_shard, and the remaining ranks of these axes shard the banks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

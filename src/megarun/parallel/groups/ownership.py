@@ -9,8 +9,6 @@ A part is a rank's share after TP and EP, before FSDP2 shards it over the data r
 - All other tensors are replicated: every rank owns the full tensor.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard

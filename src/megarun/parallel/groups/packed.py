@@ -4,8 +4,6 @@ A linear's `weight` is then the bytes of its rows, one tensor that FSDP2 shards 
 drops it. TP cuts codes and magnitudes at whole blocks; every rank has the mean and step of a row, which cover all columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -13,8 +13,6 @@ States are sent in the accumulation dtype, fp32, as within a piece.
 The scans are in `megarun.parallel.groups.relay_scans` and `megarun.parallel.groups.relay_mamba3`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

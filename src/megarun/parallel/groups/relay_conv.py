@@ -3,8 +3,6 @@
 Ranks exchange the products before each piece, so that the next rank does not compute them again.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ passed in the other direction: a trapezoidal step adds a share to the previous p
 the next piece's first one. These shares depend only on inputs; all ranks exchange them before the scan, and their gradients after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

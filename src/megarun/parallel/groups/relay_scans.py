@@ -4,8 +4,6 @@ Mamba-2's and Mamba-1's scans, the M²RNN recurrence and the gated delta rule di
 which `RelayedScan` states. Mamba-3's scan, whose pieces exchange more than a state, is in `megarun.parallel.groups.relay_mamba3`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar

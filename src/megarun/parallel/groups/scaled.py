@@ -11,8 +11,6 @@ delayed scaling all ranks have the scales from the previous step.
 Source: torchao 0.18, `Float8Linear` (which keeps the 16-bit input).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 

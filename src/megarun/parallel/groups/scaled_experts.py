@@ -4,8 +4,6 @@ Tokens of the rank are saved unquantised, as the router does anyway, and quantis
 ranks, which nothing else keeps, the columns that the weight gradients multiply are kept in eight bits.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Shapes per microbatch of the residual stream, and of inputs and outputs of the model."""
 
-from __future__ import annotations
-
 from megaplan.spec.local import boundary, local_dims
 from megaplan.spec.models import Spec
 

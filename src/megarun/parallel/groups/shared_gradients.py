@@ -10,8 +10,6 @@
 FSDP2 has already reduced over the data ranks, so a shard is summed here, in place, in `precision.grads`, once per step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import accumulate
 

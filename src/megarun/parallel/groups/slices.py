@@ -4,8 +4,6 @@ Ranks have different numbers of rows. Each broadcasts its own into the others' b
 and adds received rows in the order of the ranks, in fp32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -15,8 +15,6 @@ All tensors are plain local tensors; FSDP2 shards the local parameters over the 
 Source: arXiv:2205.05198, section 4.2.2 and figure 5 (the gathered input is not kept).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Each rank sums its squares, the group reduces them (one fp32 value per token, forward and backward), and each rank scales its part.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

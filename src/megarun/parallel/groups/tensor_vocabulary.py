@@ -10,8 +10,6 @@ logits in backward.
 Source: arXiv:1909.08053, section 3.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

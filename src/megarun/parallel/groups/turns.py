@@ -4,8 +4,6 @@ Exactly one of the two runs at any time, and the turn passes only where one wait
 operations, of collectives and of allocations follows from the two computations alone, never from the timing of threads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import Condition, Thread
@@ -13,7 +11,7 @@ from threading import Condition, Thread
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
-_running: list[Turns] = []
+_running: "list[Turns]" = []
 """The pair that runs, if any; also visible to autograd's device threads."""
 
 

@@ -1,7 +1,5 @@
 """T blocks: two matrices through a bottleneck. A test puts this folder beside the families of a copy of megaplan."""
 
-from __future__ import annotations
-
 from megaplan.families.toy.formulas import FORMULAS
 from megaplan.families.toy.program import SELECTIVE, toy_program, toy_work
 from megaplan.families.toy.rules import toy_rules

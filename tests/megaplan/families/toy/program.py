@@ -1,7 +1,5 @@
 """Operations of T blocks, what they keep, and their work."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from megaplan.families.toy.section import Toy

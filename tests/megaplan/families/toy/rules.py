@@ -1,7 +1,5 @@
 """Rules of `model.toy`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.families.toy.section import Toy

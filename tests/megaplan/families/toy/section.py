@@ -1,7 +1,5 @@
 """The section `model.toy`: dimensions of T blocks."""
 
-from __future__ import annotations
-
 from megaplan.scalars import PositiveInt, Section
 
 

@@ -1,7 +1,5 @@
 """Parameters of T blocks."""
 
-from __future__ import annotations
-
 from megaplan.families.toy.section import Toy
 
 from megaplan.inventory.makers import column, norm, row

@@ -1,7 +1,5 @@
 """Tensors that operators keep, compared in pairs: widths add up, heads are divided, and common dims of two tensors are equal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention to chosen keys under Megatron-Core: GLM-5's models, the tensors of a layer, and layers that read another's choice."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

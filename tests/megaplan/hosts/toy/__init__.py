@@ -1,7 +1,5 @@
 """A host whose ranks hold whole fp32 copies of their stage and keep nothing. A test puts this folder into a copy of megaplan."""
 
-from __future__ import annotations
-
 from megaplan.columns import Column
 from megaplan.hosts.kind import HostKind, Later
 

@@ -1,7 +1,5 @@
 """The budget of a job that the toy host runs."""
 
-from __future__ import annotations
-
 from megaplan.budget.values import NO_BYTES, Budget, KeptBytes, RankBudget, StageBudget, checked, device_budget
 from megaplan.columns import Column, Phase
 from megaplan.inventory.tensors import Inventory

@@ -1,7 +1,5 @@
 """A launch of the toy host: its number of copies, and the pattern."""
 
-from __future__ import annotations
-
 from megaplan.hosts.toy import HOST
 
 from megaplan.exporters.values import Exported, Source, complete

@@ -1,7 +1,5 @@
 """`megaplan import toy`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """Rules of the toy host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from megaplan.errors import Diagnostic

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from megaplan.families.moe.program import ExpertMesh, received_rows
-from megaplan.layout.ranks import axis_groups
+from megaplan.layout.ranks import EXPERT_AXES, expert_coordinate
 from megaplan.spec.models import Spec
 from megarun.parallel.groups.expert import ExpertParallel, MeasuredRouting, StatedRouting, expert_parallel, spread
 from megarun.parallel.groups.mesh import build_mesh
@@ -37,15 +37,21 @@ def test_consecutive_experts_live_on_one_rank() -> None:
 def test_groups_are_those_of_the_layout(spec_with: Any, degrees: dict[str, int]) -> None:
     """On every rank: the EP group borrows neighbouring ranks, and what is left of the data ranks shards its bank."""
     mesh = Spec.model_validate(spec_with({"mesh": degrees, "batch.seq_length": 32})).mesh
+    places = [expert_coordinate(mesh, rank) for rank in range(mesh.world_size)]
     for rank in range(mesh.world_size):
+        expected = {
+            axis: [
+                other
+                for other, place in enumerate(places)
+                if all(place[each] == places[rank][each] for each in EXPERT_AXES if each != axis)
+            ]
+            for axis in ("efsdp", "ep", "etp")
+        }
         with lone_rank(rank, mesh.world_size):
             found = build_mesh(mesh, torch.device("cpu"))
-            for axis in ("efsdp", "ep", "etp"):
-                (expected,) = [group for group in axis_groups(mesh, axis) if rank in group]
-                assert tuple(dist.get_process_group_ranks(found.experts[axis].get_group())) == expected
-            (banks,) = [group for group in axis_groups(mesh, "efsdp") if rank in group]
+            assert {axis: dist.get_process_group_ranks(found.experts[axis].get_group()) for axis in expected} == expected
             shards = found.bank_mesh if found.bank_mesh.ndim == 1 else found.bank_mesh["efsdp"]
-            assert tuple(dist.get_process_group_ranks(shards.get_group())) == banks
+            assert dist.get_process_group_ranks(shards.get_group()) == expected["efsdp"]
             assert found.bank_mesh.ndim == (2 if mesh.dp_replicate > 1 else 1)
             assert found.expert_size("ep") == mesh.ep
 

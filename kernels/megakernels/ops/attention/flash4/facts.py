@@ -6,8 +6,6 @@ counter per query block, so that it is bitwise reproducible. Query heads that sh
 Source: the package's `flash_attn/cute/interface.py`, version 4.0.0b36, and its kernels compiled for sm_90a.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import SUMS_BYTES, ceil_div

@@ -4,8 +4,6 @@ A tile has `STORED_TILE` keys as rows and `STORED_TILE` queries as columns. Tile
 heads at a time; the next part reuses the arrays. Longer sequences compute weights twice instead.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from megakernels.facts import SMALLEST_DOT, block_of, ceil_div

@@ -1,7 +1,5 @@
 """Tiles of attention's kernels: queries and keys of each launch, its warps and stages, by the columns of a head."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 

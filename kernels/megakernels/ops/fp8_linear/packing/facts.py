@@ -1,7 +1,5 @@
 """Facts of weights that are packed by shards for a gather (`fp8_linear.weights`): conditions, bytes, and scratch of packing."""
 
-from __future__ import annotations
-
 from math import prod
 
 from megakernels.facts import ceil_div

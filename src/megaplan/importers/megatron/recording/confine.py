@@ -3,8 +3,6 @@
 Sources: `include/uapi/linux/{landlock,seccomp,prctl}.h` and the tables of system calls of x86_64 and of the generic ABI.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """The mirror of the file system that a recorded script works in: links to everything, and copies of what it writes."""
 
-from __future__ import annotations
-
 import os
 
 MAX_COPY_BYTES = 2**20

@@ -1,7 +1,5 @@
 """`record`: runs a launch script where it can change nothing, and returns the launches that stubs wrote down."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The launches and other commands of a script."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Conditions of `[ … ]` and `[[ … ]]`: true, false, or None if the script alone does not decide them."""
 
-from __future__ import annotations
-
 import operator
 import os
 import re

@@ -1,7 +1,5 @@
 """Following a script: its commands in order, up to the launches that they start."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The words of bash: texts in quotation marks, variables, sums and programs, which are expanded when a script is followed."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from typing import NamedTuple
@@ -30,7 +28,7 @@ class Piece(NamedTuple):
     kind: str
     text: str
     quoted: bool = False
-    words: tuple[Word, ...] = ()
+    words: "tuple[Word, ...]" = ()
 
 
 class Word(NamedTuple):

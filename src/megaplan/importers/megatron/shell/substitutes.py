@@ -1,7 +1,5 @@
 """Expressions of sed that replace one text by another, without special characters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Sums of integers as bash has them: `$((…))`, `((…))` and `expr`."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

@@ -1,7 +1,5 @@
 """The syntax of bash that launch scripts have: a text as commands."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from collections.abc import Callable
@@ -27,7 +25,7 @@ class Command(NamedTuple):
     line: int
     words: tuple[Word, ...] = ()
     text: str = ""
-    parts: tuple[tuple[Any, Body], ...] = ()
+    parts: "tuple[tuple[Any, Body], ...]" = ()
     given: tuple[str, Word] | None = None
     written: tuple[str, Word] | None = None
 

@@ -1,7 +1,5 @@
 """The expansion of words: variables with their operators, arrays, sums, and outputs of programs."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Iterator, Sequence
