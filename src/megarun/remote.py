@@ -22,7 +22,7 @@ from megaplan.errors import MegaplanError
 from megarun.errors import refusal
 
 ATTEMPTS = 5
-FIRST_PAUSE_SECONDS = 1.0  # doubled after each attempt, with jitter: 15 to 23 s in all
+FIRST_PAUSE_SECONDS = 1.0  # the wait is doubled after each attempt, with jitter: 15 to 23 s in total
 _FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, NotImplementedError, TypeError)
 _MARK = "://"
 _STATE = ("size", "ETag", "etag", "VersionId", "generation", "md5Hash", "LastModified", "mtime", "created", "ino")
@@ -141,7 +141,8 @@ class RemotePath:
     @property
     def options(self) -> dict[str, Any]:
         """Arguments of its file system in fsspec."""
-        # listings of another process' writes must be seen; a local storage makes folders as an object store does, by writing into them
+        # listings must include what other processes have written since; a local storage makes folders as an object store does, by writing
+        # into them
         return {"auto_mkdir": True} if self._is_local else {"use_listings_cache": False}
 
     @property

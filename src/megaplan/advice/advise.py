@@ -205,7 +205,7 @@ class Adviser:
     def _more_devices(self, useful: Sequence[Edit]) -> list[Advice]:
         """Changes to the smallest larger number of GPUs that fits, with or without edits."""
         pricer = self._pricer
-        pricer.work = Work(pricer.work.most)  # with the same number of GPUs nothing was found: a further search with the same limit
+        pricer.work = Work(pricer.work.most)  # nothing was found with the same number of GPUs: search again with the same limit
         saving = _saving(useful)
         for factor in GROWTH:
             for with_edits in ((), saving[:1], saving) if saving else ((),):

@@ -199,9 +199,9 @@ class Pricer:
         if over > 0 and num_slots > 1 and self.thorough:
             limited = replace(stack, sums=memory.sums(spans))
             self.work.spent += WORK_OF_MEAN * num_slots * num_layers
-            usable = self.usable_bytes(spec)  # a change that needs at least twice the memory is hopeless, whatever its least peak
+            usable = self.usable_bytes(spec)  # a change that needs at least twice the memory is hopeless, even at its smallest peak
             if limited.least_excess < max(1, min(usable, self.useless_bytes - usable)):
-                budgets = memory.num_budgets  # `climbed` then makes the command's search for a shorter step
+                budgets = memory.num_budgets  # `climbed` then runs the command's search for a shorter step
                 spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured, memory, limited).cuts, num_layers)
                 partitions = 2 * (memory.num_budgets - budgets) if stack.where == "loop" else 1
                 self.work.spent += memory.work + partitions * stack.partition_work

@@ -307,7 +307,7 @@ def _loaded(text: str, name: str, changes: Sequence[str]) -> LoadedSpec:
         from megaplan.importers.hf import import_hf  # noqa: PLC0415  (the daily command has a spec)
 
         return import_hf(text, name, changes).loaded
-    if name == MAPPING_NAME:  # a mapping has keys and no lines
+    if name == MAPPING_NAME:  # a mapping has no line numbers for its keys
         from megaplan.spec.overrides import apply_overrides  # noqa: PLC0415
 
         document = Document(json.loads(text), SourceMap(name))

@@ -283,7 +283,7 @@ def _check_limits(job: LoadedJob, devices: int, top: int, seconds: float | None)
         raise refuse("MP489", f"--devices {devices}, --top {top}: both are at least 1", "--devices 8 --top 10")
     for key, detail, hint in uneven_pools(
         job.spec, devices, devices
-    ):  # with the same number of stages only if no stage is left for `device`
+    ):  # the number of stages stays the same only if no stage is left for `device`
         raise refuse("MP509", detail, hint, "pools: []", key=key)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise refuse("MP489", f"--seconds {seconds:g}: a time limit is above 0", "--seconds 20", "--exhaust")
@@ -293,7 +293,7 @@ def estimate_command(job: LoadedJob, row: LayoutRow) -> str:
     """The command that prints a row's step and memory, with the changes of the job and of the row."""
     base = set(changes_of(job.spec))
     own = [text for text in row.decisions if text not in base] + list(cuts_of_row(row))
-    read = set(changes_of(load(job, *own).spec))  # a default that follows from other keys may be another one there
+    read = set(changes_of(load(job, *own).spec))  # a default that follows from other keys may differ there
     own += [text for text in changes_of(row.spec) if text not in read]
     decided = {text.partition("=")[0] for text in own}
     texts = [*(text for text in job.changes if text.partition("=")[0].strip() not in decided), *own]

@@ -152,7 +152,7 @@ def _searched(job: LoadedJob, size: JobSize, gpus: int, costs: FilePath | None) 
     found = load(job, *chosen) if costs is None else load(job, *chosen, costs=costs)
     mark = "" if stated else f"; {assumed(batch)}"
     sized = tuple(text for text in chosen if not _is_neutral(text) or _is_changed(job, text.partition("=")[0]))
-    if not any(text.startswith("mesh.") for text in sized):  # a degree rules another search out
+    if not any(text.startswith("mesh.") for text in sized):  # a given degree excludes any other search
         sized = (f"mesh.dp_shard={gpus}", *sized)
     words = " ".join(f"--set {shlex.quote(text)}" for text in sized)
     note = diagnostic("MP824", f"{said}{mark}", Location(job.name), (_search_command(job, gpus, size), words), Severity.NOTE)

@@ -83,9 +83,9 @@ def _forward_points(chunk: Chunk, state: ChunkState, absent: int, *, fresh: bool
         key = settings._replace(found_bytes=flat) if unit.joins else settings
         gather, run, left, own_flat = unit.segments.get(key) or _forward(unit, key)
         (begins, runs), (copied, running, issued) = chunk.held_values[index], later[index]
-        if gather is not None:  # the output of the group gathered last is freed when the next one's has been copied out
+        if gather is not None:  # the output of the group gathered last is freed when that of the next group has been copied out
             yield index, gather, gathered + flat + copied, begins, missing, False
-            if issued:  # its own group has been copied out, and nothing has run
+            if issued:  # the unit's own group has been copied out, and no operation has run
                 yield index, gather, gathered + issued - unit.opens.casting_bytes, begins, missing, False
         if own_flat >= 0:
             flat = own_flat
@@ -143,7 +143,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
     lasting = chunk.summed_later if settings.accumulates else chunk.lasting
     (gradients, gathered), made, taken = _before_backward(chunk, settings), 0, 0
-    ahead, buckets, bucket = NOTHING_AHEAD, policy.has_buckets(first=settings.first), 0  # of one group at a time
+    ahead, buckets, bucket = NOTHING_AHEAD, policy.has_buckets(first=settings.first), 0  # one group at a time
     reached: list[tuple[int, Point, int, int, int]] = []
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]

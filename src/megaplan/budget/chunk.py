@@ -120,7 +120,7 @@ class Chunk:
         self.unsharded_bytes: int = self.root.unsharded_bytes + stored.layers_together.unsharded_bytes
         self.shard_bytes: int = self.root.shard_bytes + stored.layers_together.shard_bytes
         layers_flat = stored.largest_flat_bytes
-        # all-gather outputs: a group's, and those of the layers gathered next
+        # all-gather outputs of a group, and of the layers that are gathered next
         flats = max(self.root.flat_bytes, layers_flat) + max(policy.gathers_ahead, 1) * layers_flat
         self.parts_bytes: int = stored.layers_together.part_bytes
         largest = max(map(add, map(add, self.before, [held for held, _ in self.held_values]), [unit.forward_bytes for unit in units]))
@@ -136,10 +136,10 @@ class Chunk:
         """True if a tied head and the embedding are one parameter of this chunk, whose gradient has a part from each."""
         held = policy.pipelined and self.head >= 0
         ends = self.units[self.head].block.part.tensors if held else {}
-        self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss instead
+        self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the output of the last stage, or the loss instead
         self.received_from = self._received_from()
         self.backward_extra = self._backward_extra(handed.in_buffer_bytes(len(units)))
-        self.waiting_from = [0] * len(units)  # if W runs later, bytes that units from each one on leave to it
+        self.waiting_from = [0] * len(units)  # if W runs later: bytes that each unit and the units after it leave to W
 
     @cached_property
     def first_layer(self) -> int:
@@ -229,7 +229,7 @@ class Chunk:
     def reduced_groups(self) -> list[GroupBytes]:
         """FSDP2's groups in the order in which they are reduced."""
         groups = [group for _, group in self.groups() if group.reduce_bytes and not self.policy.whole]
-        if not self.policy.pipelined:  # a layer's experts inside its backward, then the layer, and the slot's own when all are done
+        if not self.policy.pipelined:  # experts in their layer's backward, the layer after it, the slot's rest last
             groups.reverse()
         return groups
 

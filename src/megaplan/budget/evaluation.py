@@ -143,8 +143,8 @@ class Evaluation:
             layouts.
     """
 
-    _values: Sequence[tuple[Part, bool]] = ()  # that layers pass on, each with True if its own layer does not keep it
-    _taking: frozenset[str] = frozenset()  # layers that keep one of these
+    _values: Sequence[tuple[Part, bool]] = ()  # tensors that layers pass on, each with True if the layer that makes it does not keep it
+    _taking: frozenset[str] = frozenset()  # layers that keep one of these tensors
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Evaluation:
         self.replays, self.replays_update, self.graph_bytes = replays_graphs(spec), replays_update(spec), graph_bytes(spec)
         self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace.value, spec.optimizer.uses_muon
         sizes = storage_sizes(spec, padded=padded)
-        if shards is ShardsPool.REDUCE_SCATTER:  # of a version in which FSDP2 wrapped stages of one data rank, too
+        if shards is ShardsPool.REDUCE_SCATTER:  # the pool of a version in which FSDP2 also wrapped stages with one data rank
             sizes = sizes._replace(whole_state=False)
         self.stored = stored(sizes, inventory)
         evaluated = {} if memo is None else memo.of(spec, self.dims, sizes)

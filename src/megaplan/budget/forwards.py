@@ -109,7 +109,7 @@ def _around_experts(unit: Unit, settings: Gathers) -> Iterator[tuple[LiveSet, in
     before = unit.block.part.replay.forward[0]
     for live in unit.block.part.replay.forward:
         fills = runs_bank(live.op)
-        if fills and gathers:  # tensors of the operation before are allocated while they are copied for this one
+        if fills and gathers:  # the previous operation's tensors are still allocated while they are copied for this one
             start = LiveSet(live.op, tuple(name for name in before.storages if name in live.storages))
             yield start, own + experts.casting_bytes + before_bank
             gathered = own - experts.part_bytes * again

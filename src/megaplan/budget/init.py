@@ -80,7 +80,7 @@ class _Building:
             own: list[tuple[Shard, int]] = []
             last = {id(storage): position for position, storage in enumerate(slot.storages)}
             for position, (storage, layer) in enumerate(zip(slot.storages, slot.layers, strict=True)):
-                # A layer leaves no shard to pad, so of equal layers the last has the peak.
+                # A layer that is divided evenly needs no padding, so the last of several equal layers has the peak.
                 if storage.shards and not (layer and last[id(storage)] > position):
                     own += self._fill(storage.shards, layer=layer)
                 else:

@@ -187,7 +187,7 @@ def _persistent(
     reads_tokens, reads_labels = (any(of_slots) for of_slots in zip(*ends, strict=True))
     for (is_first, _), (_, of_slot, step_sums) in zip(ends, parts, strict=True):
         own = step_sums + (evaluation.further_loss_bytes if of_slot.is_last else 0)
-        # an encoder's table is made before the others
+        # the table of an encoder is made before the others
         tables = evaluation.tower_rotary_tables * is_first + evaluation.rotary_tables * of_slot.attends
         building.append(new(SlotInit, (of_slot.resident_bytes, of_slot.blocks if of_slot.uneven else (), of_slot.layers, own, tables)))
         buffers += own + sum([table.num_bytes for table in tables])

@@ -117,7 +117,7 @@ def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *
     separate, replicated = shards is ShardsPool.REDUCE_SCATTER, chunks[0].policy.replicated
     lasting = pools.shard_bytes if separate and not pools.recast_bytes else pools.recast_bytes
     passing = 0
-    if num_reductions > 1 or pools.recast_bytes:  # outputs are not the shards themselves; with replicas they wait for the backward's end
+    if num_reductions > 1 or pools.recast_bytes:  # outputs are not the shards; with replicas they are kept until the backward ends
         passing = pools.all_reduced_bytes if replicated else pools.reduced_bytes
     streams = (pools.gather_bytes > 0) + (lasting + passing > 0)
     open_bytes = OPEN_SEGMENTS_BYTES + streams * LARGE_BUFFER_BYTES
@@ -180,7 +180,7 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, outside_gra
 def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> int:
     """Bytes that a step reserves beyond its allocated peak and rounding."""
     other_pool_bytes, open_bytes, missing, share, requests, live, _ = reserving
-    grown, free = 0, peak.total - peak.late_bytes - live  # at the end of a backward, from the computing stream's pool then
+    grown, free = 0, peak.total - peak.late_bytes - live  # allocated at the end of a backward; by then from the computing stream's pool
     for size in requests:
         if size * 100 > free * PLACE_PERCENT:
             grown += size
@@ -312,7 +312,7 @@ def _with_state(cells: PhaseCells, updates: Updates, dropped: int) -> tuple[Phas
     AdamW updates first; if its gradients have their own buffer of `dropped` bytes, they are freed when Muon's iterations begin.
     """
     found, cast_bytes = cells.copy(), updates.adamw.largest_bytes
-    cast = cast_bytes > updates.scratch_bytes - dropped  # AdamW's update, with every gradient alive, is the higher
+    cast = cast_bytes > updates.scratch_bytes - dropped  # AdamW's update has the larger peak, because every gradient is allocated
     if not cast:
         found[GRADIENTS] -= dropped
     found[WORKSPACE] += (cast_bytes if cast else updates.scratch_bytes) + updates.buffer_bytes

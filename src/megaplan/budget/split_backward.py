@@ -69,7 +69,7 @@ class SplitBackwardChunk(Chunk):
         self._waiting_below = [0, *accumulate(self._left.sizes)]
         everything = self._waiting_below[-1]
         self.late_bytes = sum([half.late_bytes for half in self._halves if half is not None])
-        # a view keeps the whole tensor that a neighbour on the rank has sent
+        # a view keeps the whole tensor that a neighbouring stage on the same rank has sent
         self._viewed = self.output_bytes - self._received if self.packs and sends_locally and self._received else 0
         self.waiting_bytes = everything - self._in_receive_buffer + self._viewed
         halves = [half.halves for half in self._halves if half is not None]
@@ -97,7 +97,7 @@ class SplitBackwardChunk(Chunk):
         """
         last, there = len(self.units) - 1, self.held(BACKWARDED, weight_grads=weight_grads)[0]
         best = self.idle_peak("W", there, 0)
-        done = 0  # gradients that this W has made, if it is the first
+        done = 0  # gradients that this W has made, if it is the first W
         for index in range(last, -1, -1):
             half = self._halves[index]
             if half is None:
@@ -160,7 +160,7 @@ class SplitBackwardChunk(Chunk):
         chunk.unsharded_bytes = self.unsharded_bytes - self.late_bytes
         chunk.waiting_from = [below[-1] - size for size in below[:-1]]
         above = [below[-1] - size for size in below[1:]]
-        for index, held in enumerate(holding_above(self.units)[: left.end]):  # by a unit above, whose bytes it is among
+        for index, held in enumerate(holding_above(self.units)[: left.end]):  # held by a unit above, whose bytes include it
             if held and not left.own[index] and not left.counted_below[index]:
                 above[index] -= self.units[index].block.output_bytes
         chunk.backward_extra = [carried + kept for carried, kept in zip(self.backward_extra, above, strict=True)]

@@ -170,7 +170,7 @@ def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldByS
         if partner < 0 and kind in (FORWARD, REDUCE) and _bound(chunk, kind, state) + others <= most:
             continue
         if state is FORWARDED and kind is BACKWARD and not chunk.sums_in_place:
-            # a later one has everything that a first one has, and earlier gradients
+            # a later microbatch holds everything that the first holds, and earlier gradients
             later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
             if later is not None and later.total + others <= most:
                 continue
@@ -236,7 +236,7 @@ def _others(chunks: Sequence[Chunk], point: RankState) -> int:
     if len(chunks) > 1:
         total += passed_gradients * chunks[0].output_bytes + kept_inputs * chunks[-1].kept_input_bytes
         for index, other in enumerate(chunks):
-            if index == partner != running:  # its microbatch that runs is in the pair
+            if index == partner != running:  # the pair includes the microbatch that runs on it
                 total += (in_flight[index] - 1) * other.saved_bytes + waiting[index] * other.waiting_bytes + other.output_bytes
             elif index != running:
                 total += in_flight[index] * other.saved_bytes + waiting[index] * other.waiting_bytes

@@ -253,7 +253,7 @@ class StoredState:
             behind = ("head",) if normed else ("final_norm", "head")
             runs.sort(key=lambda name: (name in behind, name == "head"))
         merges = PROJECTOR in runs
-        owned, owns = [], is_first  # true if the stream so far is a storage of this chunk, not a receive buffer
+        owned, owns = [], is_first  # true if the stream at this point is allocated by this chunk, not a receive buffer
         for name in runs:
             owned.append(owns and not reads_other_input(name, has_mtp=has_mtp, normed=normed, merges=merges))
             owns = owns or name != "relation_bias"

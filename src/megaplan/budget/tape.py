@@ -134,7 +134,7 @@ def backward_point(unit: Unit, name: str, ahead: Ahead, *, accumulates: bool, fe
             point_of(unit, where, each, _params(each, accumulates), c=0 if each.op == CRITERION else ahead.flat_bytes)
             for each in block.part.replay.backward
         ]
-    else:  # experts are in flight until their operation, then the layer before is
+    else:  # experts are being gathered until their operation; after it, the previous layer is
         early, late = 0, ahead.flat_bytes
         if fetches:
             experts = unit.bank

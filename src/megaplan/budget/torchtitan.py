@@ -69,7 +69,7 @@ class Pools(NamedTuple):
 class TitanEvaluation(Evaluation):
     """The values of a rank under torchtitan. Its blocks are transformer blocks; the layout's slots count letters."""
 
-    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout) -> None:  # its own blocks, groups and policy
+    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout) -> None:  # blocks, groups and policy are torchtitan's own
         """Evaluate every block once."""
         self.spec, self.layout = spec, layout
         self.inventory = blocks = transformer_blocks(inventory)

@@ -92,7 +92,7 @@ def search(
     for option, stated in (("--seq", length), *(("--device", size.changes) for size in sizes)):
         refuse_two_values(overrides or (), option, stated)
     given = [*(overrides or ()), *length]
-    alone = len(sizes) == 1 and host is None  # then the search itself asks for the batch
+    alone = len(sizes) == 1 and host is None  # the search itself then reports that the batch is missing
     batch, notes = (global_batch, ()) if alone else batch_of_sizes(spec, given, sizes, global_batch)
     changes = with_host(spec, given, host)
 

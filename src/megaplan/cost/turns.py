@@ -70,7 +70,7 @@ def stops_of(spec: Spec, load: Workload, block: Block, exchanges: Exchanges) -> 
     program = program_of(path_in(spec.model.residual_path, block), family.exchanging(load, family.section_of(spec.model)))
     pass_turns, before = list[bool](), dict[str, int]()
     for op in program.ops:
-        for name in (op.name, *(param.removesuffix(".weight") for param in op.params)):  # linears of one input may be one operation
+        for name in (op.name, *(param.removesuffix(".weight") for param in op.params)):  # linears of the same input may be one operation
             before[name] = before[adapter_name(name)] = len(pass_turns)
         if op.name in EXCHANGES or (op.name == ANNOUNCE and exchanges.counts):
             pass_turns.append(op.name in EXCHANGES)

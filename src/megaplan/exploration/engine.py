@@ -202,7 +202,7 @@ def explore(task: SearchTask, processes: int, report: Callable[[Progress], None]
             for outcome in first_outcomes(own, limited=task.seconds is not None):
                 found.add([outcome])
                 report(found.progress)
-        own.deadline = deadline  # the first answer has its own limits
+        own.deadline = deadline  # the first result was found under its own limits
         meshes = task.space.meshes()
         with _workers(task, own, processes if len(meshes) > ALONE else 1) as run:
             _decide(found, own, meshes, run, lambda: _stops(found, started, report))

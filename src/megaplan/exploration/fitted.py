@@ -56,7 +56,7 @@ class FittedClock:
         self._each: dict[tuple[object, ...], StageTerms] = {}  # terms that every stage has once
         self._once: dict[tuple[object, ...], tuple[Once, Exchanged]] = {}
         self._costs: dict[tuple[object, ...], StackCosts] = {}
-        self._steps: dict[MemoryPolicy, TimedStep] = {}  # one step of each policy: its values that do not depend on mesh and batch
+        self._steps: dict[MemoryPolicy, TimedStep] = {}  # one step per policy: its times that do not depend on mesh and batch
         self._machine: Machine | None = None  # the device of all specs
 
     def bound_ns(self, spec: Spec) -> int:

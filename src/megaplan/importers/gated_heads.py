@@ -51,7 +51,7 @@ def bailing_hybrid(reader: ConfigReader) -> dict[str, Any]:
     attention = latent_attention(reader) | {"gate": True, "gate_width": "head"}
     moe = experts(reader, count="num_local_experts", width="moe_intermediate_size") | sigmoid_choice(reader)
     moe["shared_ffn_hidden_size"] = reader.whole("n_shared_experts", least=0) * moe["ffn_hidden_size"]
-    width = reader.value("moe_shared_expert_intermediate_size")  # of published configs, which the class does not read
+    width = reader.value("moe_shared_expert_intermediate_size")  # a field of published configs that the class does not read
     reader.skip("moe_shared_expert_intermediate_size")
     if width not in (None, moe["ffn_hidden_size"]):
         detail = f"moe_shared_expert_intermediate_size = {width}, moe_intermediate_size = {moe['ffn_hidden_size']}"

@@ -183,11 +183,11 @@ def _family_of(config: Mapping[str, Any]) -> str:
     `architectures` names the class.
     """
     family, name = _family(config["model_type"]), _named_class(config)
-    if family == "deepseek_v2" and config.get("use_mla") is False:  # its repository's class builds the first version's model
+    if family == "deepseek_v2" and config.get("use_mla") is False:  # the class in this repository builds the first version's model
         return "deepseek"
     if name and family in OF_REPOSITORIES and name != class_facts(family).model_class:
         return next((one for one in OF_REPOSITORIES if class_facts(one).model_class == name), family)
-    if family in {*IMPORTS, *REFUSED} or "auto_map" in config:  # a class of the repository may have the name of another
+    if family in {*IMPORTS, *REFUSED} or "auto_map" in config:  # a class of the repository may have the same name as another
         return family
     if not name or config["model_type"] in MULTIMODAL:
         return family

@@ -36,7 +36,7 @@ def deepseek_v3(reader: ConfigReader) -> dict[str, Any]:
 def glm4_moe_lite(reader: ConfigReader) -> dict[str, Any]:
     """glm4_moe_lite: one dense layer unless `mlp_layer_types` says otherwise."""
     listed = reader.value("mlp_layer_types") is not None
-    reader.skip("first_k_dense_replace")  # of the published config; the class has one dense layer, whatever it says
+    reader.skip("first_k_dense_replace")  # a field of the published config; the class always has one dense layer
     return _decoder(reader, sigmoid_choice(reader), dense=None if listed else {0})
 
 

@@ -59,8 +59,8 @@ class Init(StrEnum):
     ZEROS = "zeros"
     A_LOG = "a_log"  # log of uniform [1, 16]
     DT_BIAS = "dt_bias"  # inverse softplus of log-uniform [1e-3, 1e-1]
-    RANK_MEAN = "rank_mean"  # 1 over the size of dim 1: the sum over ranks starts as their mean
-    XIELU = "xielu"  # factors 0.8 of positive and of other inputs
+    RANK_MEAN = "rank_mean"  # 1 / size of dim 1: each stream starts as the mean of the ranks
+    XIELU = "xielu"  # factors: 0.8 for positive and for other inputs
     CONV = "conv"  # uniform ± 1/sqrt(size of the last dim): width of a convolution's kernel, or of an adapter's input
 
 

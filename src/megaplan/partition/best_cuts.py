@@ -135,7 +135,7 @@ class _TieBreak:
 
     def __init__(self, search: CutSearch, value: int, baseline: Sequence[int] | None) -> None:
         self._search, self._value, self._most_moved = search, value, 0
-        self._levelled: list[Table] = []  # the pairs under the smallest limit found that all parts but one can keep
+        self._levelled: list[Table] = []  # the pairs below the smallest limit found that all parts but one can keep
         self._kept: list[tuple[int, int]] | None = None  # start and stop of the baseline before each part; -1 if it is not allowed
         if baseline is not None:
             self._kept = self._pairs_of([search.position(cut) for cut in baseline])
@@ -166,7 +166,7 @@ class _TieBreak:
         if search.folded:
             return min([moved for moved, _ in self._tables(self._value, any_will_do=True)[0]])
         below, own = [0] * number, [self._moves(part + 1, 0, 0)[0][1] for part in range(number)]
-        for moved in range(number):  # a level of slots needs only the one below
+        for moved in range(number):  # a level of slots only reads the level below
             stops, level = 1 << search.end, []
             for part, kept in enumerate(own):
                 level.append(search.inward(part, NO_FRONT, stops, self._value))
@@ -217,7 +217,7 @@ class _TieBreak:
         if not tables[0]:
             return False
         self._levelled = tables
-        within, level, large = [], {0: 1 << search.end}, Pairs()  # large: one part outside exceeds it
+        within, level, large = [], {0: 1 << search.end}, Pairs()  # large: a single part outside exceeds it
         for part, inner in enumerate(tables[1:]):
             within.append(_union((level, large)))
             none, one = (_union(pairs for (_, each), pairs in inner.items() if each <= exceeding) for exceeding in (0, 1))
@@ -249,7 +249,7 @@ class _TieBreak:
                 for each in seen[part][exceeding:]:
                     _add(each, fresh)
                 for exceeds, limit in choices[exceeding] if part else ():
-                    # One part outside may be the large one if none is from here on.
+                    # One part outside may be the large one if no part from here on is.
                     outside = (part - 1) * second if exceeds or part == 1 else (part - 2) * second + self._value
                     self._count(found[part - 1], part - 1, search.before_part(part - 1, fresh, limit, outside), (moved, exceeds))
             if any_will_do and tables[0]:

@@ -86,7 +86,7 @@ def _shortest(weights: Sequence[Sequence[int]], edges: Sequence[int], pins: froz
     for at in weights:
         found: list[int | None] = []
         came_from: list[int] = []
-        least: tuple[int, int] | None = None  # sum of the slots up to a position minus the layers before it; and the position
+        least: tuple[int, int] | None = None  # sum of the slots up to a position minus that of the layers before it; and the position
         for position, edge in enumerate(edges):
             found.append(None if least is None else least[0] + at[edge])
             came_from.append(-1 if least is None else least[1])
@@ -149,7 +149,7 @@ class StepBound:
             if self._where != "loop":
                 sums[path.rank].append((self._weights(path, own), rest))
                 continue
-            everywhere = tuple(map(min, zip(*path.slots, strict=True)))  # work on every slot takes the same time for all cuts
+            everywhere = tuple(map(min, zip(*path.slots, strict=True)))  # the total work of all slots takes the same time for all cuts
             rest += self._scaled(everywhere)[-1]
             weights = {slot: self._scaled(_less(path.slots[slot], everywhere)) for slot in own}
             least = {slot: min(stop - start for start, stop in pairwise(weight)) for slot, weight in weights.items()}
@@ -274,7 +274,7 @@ def packed(at: Sequence[int], pp: int, count: int, hop: int = 0) -> int:
                 return True
         return False
 
-    low = count * -(-at[-1] // pp) - 1  # too short, or the bound of an even share
+    low = count * -(-at[-1] // pp) - 1  # too small, or the bound of an even share
     high = count * at[-1]
     while high - low > 1 + low // PACKED_PARTS:
         middle = (low + high) // 2

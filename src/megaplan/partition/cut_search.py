@@ -127,7 +127,7 @@ class CutSearch:
         before = self._before
         if self.folded:
             costs = self.span_costs
-            most = bisect_right(costs, limit // 2)  # of the smaller span; above this limit that span alone suffices
+            most = bisect_right(costs, limit // 2)  # the limit for the smaller span; above it, the smaller span alone suffices
             others = [(cost, bisect_right(costs, limit - cost)) for cost in costs[: most + 1]]
             return min([high, *[cost + costs[other] for cost, other in others if other < len(costs)]])
         above = (bisect_right(before, begin + limit) for begin in before)

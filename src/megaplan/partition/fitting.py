@@ -227,7 +227,7 @@ class _Search:
                 start, stop = spans_of(cuts, self.stack.num_layers)[slot]
                 inner = [edge for edge in edges if start < edge < stop]
                 steps = inner if boundary == slot else inner[::-1]
-                low, high = 0, len(steps)  # the first `low` steps still exceed it
+                low, high = 0, len(steps)  # the first `low` steps still exceed the memory
                 while low < high:
                     middle = (low + high + 1) // 2
                     tried = [*cuts[: boundary - 1], steps[middle - 1], *cuts[boundary:]]

@@ -118,7 +118,7 @@ def _at_forwards(found: Sequence[RankState], vpp: int, *, keeps: bool) -> tuple[
             graded = [int(exist and state is not REDUCED) for exist, state in zip(point.weight_grads, point.states, strict=True)]
             touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in point.states]
             touched[point.chunk] = int(keeps)
-            seen.add((*point.in_flight, *graded, *touched))  # tensors that wait for W are excluded
+            seen.add((*point.in_flight, *graded, *touched))  # tensors that wait for W are not counted
     return tuple(tuple(zip(sums[:vpp], sums[vpp:-vpp], sums[-vpp:], strict=True)) for sums in non_dominated(seen))
 
 

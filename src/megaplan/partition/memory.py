@@ -102,7 +102,7 @@ class Memory:
     def _found(self, spans: Spans, ranks: Sequence[int]) -> list[int]:
         self._asked.add(spans)
         layout = build_layout(self._spec, self._inventory, spans)
-        if self._spec.num_copies > 1:  # a rank and its mirror hold the same layers in the other order
+        if self._spec.num_copies > 1:  # a rank and its mirror hold the same layers in the opposite order
             (peaks,) = dict.fromkeys(self._peaks)
             pairs = [(rank, self._spec.mesh.pp - 1 - rank) for rank in ranks]
             found = [max(peaks.of(layout, pair)) - self._usable_bytes[pair[0]] for pair in pairs]

@@ -163,7 +163,7 @@ class Stack:
         """Upper limits by rank where the slots are a V. Otherwise by slot: its chunk plus the lightest spans of the rank's other chunks."""
         if self.where == "v":
             return self.sums or ((),) * self.pp
-        known: dict[int, int] = {}  # of weights, which several points share
+        known: dict[int, int] = {}  # numbers of distinct weights, which several points share
         found: list[dict[int, SpanSum]] = [{} for _ in range(self.num_slots)]
         for rank, points in enumerate(self.sums):
             for point in points:

@@ -109,7 +109,7 @@ class StepTimes:
                 start = column[id(of_slot[slot])] * number + slot
                 factors[start] -= often
                 factors[start + 1] += often
-        used = 0, *[place for place, factor in factors.items() if factor and place % number]  # nothing is before the first edge
+        used = 0, *[place for place, factor in factors.items() if factor and place % number]  # no position is before the first edge
         return tuple([factors[place] for place in used]), itemgetter(*used)
 
 
@@ -257,7 +257,7 @@ def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | N
     there, here = pipeline.step.of(free), pipeline.step.of(best)
     if there >= here:
         return found
-    if max(memory.excesses(spans_of(free, num_layers))) <= 0:  # reached through cuts that do not fit
+    if max(memory.excesses(spans_of(free, num_layers))) <= 0:  # reached from cuts that do not fit
         return Weighted(free, partial(pipeline.certify, spans_of(free, num_layers)))
     note = moved_by_memory(stack, memory, free, "have the shortest step that was found", f"step: {there:,} ns there, {here:,} here")
     return replace(found, notes=(note,))

@@ -68,7 +68,7 @@ def fitting_cuts(
         fitted = best_fitting(limited, memory)
         if fitted is None:
             overflow = min_overflow_bytes(limited, memory, found.cuts)
-            if overflow.overflow_bytes <= 0:  # the descent reached cuts that fit
+            if overflow.overflow_bytes <= 0:  # the search reached cuts that fit
                 fitted = Fitted(Balance(overflow.cuts, 0), found.value)
         if fitted is not None:
             certificate = certify(stack, spans_of(fitted.balance.cuts, num_layers), fitted.lower_bound)

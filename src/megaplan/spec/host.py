@@ -382,7 +382,7 @@ class Host(Section):
             "cuda_graphs": self.graphs == self.kind.graphs[0],
             "moe_dispatcher": self.kind.trained and self.dispatcher == self.kind.dispatchers[0],
             "moe_overlap": self.kind.trained and not self.moe_overlap,
-        }  # Megatron's plans have always had the last two
+        }  # Megatron's plans have always included the last two fields
         own, fields = self.kind.keys - {key for key, is_usual in usual.items() if is_usual} | {"name"}, type(self).model_fields
         left_out = {key for key in _LATER if getattr(self, key) == fields[key].default}
         values = {**handler(self), "moe_dispatcher": self.dispatcher}

@@ -61,7 +61,7 @@ def _other_host(spec: Spec) -> object | None:
     return None if spec.host.kind.trained else spec.host.kind.name
 
 
-# Key, the unbuilt feature (None: built), and the value that megarun trains.
+# Key, the unbuilt feature (None: built), and the value that megarun trains with.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.features.relation_bias", _indexed_bias, "null, or no model.attention.indexer"),
     ("model.towers", _towers, "null, or encoders with an architecture, a grid if their positions are rotary, and no model.features"),

@@ -65,7 +65,7 @@ def _answering() -> Iterator[None]:
         raise OutputError(OSError(errno.EBADF, "it is closed"))
     try:
         yield
-    except (OSError, ValueError) as error:  # ValueError: stdout was closed by this process
+    except (OSError, ValueError) as error:  # ValueError: this process has closed stdout
         raise OutputError(error) from None
 
 

@@ -94,7 +94,7 @@ def exit_status_of(command: Callable[[], object], failed: Callable[[Exception], 
             detail = f"{error.seconds:g} s of processor time"
             output.report([diagnostic("MP494", detail, hints=(f"{VARIABLE}={12 * error.seconds:g} before the command",))])
             return ERROR
-        except Exception as error:  # last resort: an exception that no command handles is reported, and never becomes an answer
+        except Exception as error:  # last resort: an exception that no command handles is reported, and no result is printed
             return failed(error)
     return status if isinstance(status, int) else 0
 

@@ -20,7 +20,7 @@ from megarun.remote import AnyPath
 INDEX = "index.json"
 MAX_INDEX_BYTES = 1 << 26  # a million pieces, and at most some 500 MiB while it is parsed
 MOST_DIMS = 8
-MOST_COMPARISONS = 20_000_000  # for one tensor's chunks; n chunks along one dim need n comparisons
+MOST_COMPARISONS = 20_000_000  # a limit for the chunks of one tensor; n chunks along one dim need n comparisons
 Box = tuple[tuple[int, int], ...]
 """Start and end along each dim."""
 

@@ -76,7 +76,7 @@ class Keeper:
                 self._owner.claim()
             for restored in tidy(root):
                 note([f"restored {restored}, which a killed save had renamed"])
-        dist.barrier(self.control)  # no rank looks for checkpoints before
+        dist.barrier(self.control)  # no rank looks for checkpoints before this
         if wanted == AUTO:
             self._found = newest_complete(root, self.control, self._retention.damaged)
         elif wanted != NEVER:

@@ -182,7 +182,7 @@ def _parsed(document: dict[str, Any], *, old: bool) -> Manifest:
         torch=str(document["torch"]),
         files=files,
         data_progress=_data_progress(document["course"]),
-        validation_fraction=str(document.get("validation_fraction", "0")),  # older versions could not hold out rows
+        validation_fraction=str(document.get("validation_fraction", "0")),  # older versions could not keep validation rows
         line=FIRST_LINE if old else check_line(tuple((count(number), count(step)) for number, step in document["line"])),
         data=None if old else _data(document["data"]),
     )

@@ -121,7 +121,7 @@ class NodeMemory:
             return known
         descriptor = os.open(data, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, num_bytes)  # an error here instead of a SIGBUS in the copy
+            os.posix_fallocate(descriptor, 0, num_bytes)  # raises an error here instead of a SIGBUS in the copy
             os.ftruncate(descriptor, num_bytes)
         finally:
             os.close(descriptor)

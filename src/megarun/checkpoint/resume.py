@@ -110,7 +110,7 @@ def verified(path: AnyPath, group: dist.ProcessGroup) -> Found | str:
     try:
         manifest = read_manifest(path)
         wrong = damaged_files(path, manifest, (dist.get_rank(), dist.get_world_size()))
-    except StorageError:  # ends the job: the contents are unknown
+    except StorageError:  # this error ends the job: the contents are unknown
         raise
     except MegaplanError as error:
         wrong = [error.diagnostics[0].detail]

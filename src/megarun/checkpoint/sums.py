@@ -71,7 +71,7 @@ def open_summed(path: AnyPath, record: FileRecord) -> Iterator[BinaryIO]:
                 raise ChangedFileError(f"{path.name}: SHA-256 {found.sha256[:16]}…, {record.sha256[:16]}… in the manifest")
             file.seek(0)
         yield file
-        if _state(path, file) != state and _again(path, file) != record:  # its times change where only its name is removed, too
+        if _state(path, file) != state and _again(path, file) != record:  # times also change when only another name of the file is removed
             raise ChangedFileError(f"{path.name}: changed while it was read")
 
 

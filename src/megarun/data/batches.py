@@ -297,7 +297,7 @@ def _earlier(rows: Tensor, starts: Tensor | None, places: int, ahead: int = 0) -
     """
     length = rows.shape[1] - 1
     found = torch.full_like(rows[:, :length], MISSING)
-    first, stop = max(places - ahead, 0), max(length + 1 - max(ahead, 1), 0)  # where both tokens are in the row
+    first, stop = max(places - ahead, 0), max(length + 1 - max(ahead, 1), 0)  # targets for which both tokens are in the row
     if first < stop:
         source = slice(first + ahead - places, stop + ahead - places)
         found[:, first:stop] = rows[:, source]

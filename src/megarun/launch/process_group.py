@@ -139,7 +139,7 @@ def _join(who: str, first: bool, port: int, limit: timedelta) -> Store:
 
     def join() -> None:
         try:
-            # does not wait for workers: missing ranks show in the store
+            # does not wait for workers: missing ranks are found in the store
             joined.set_result(TCPStore(host, port, is_master=serves, timeout=limit, wait_for_workers=False, multi_tenant=True))
         except Exception as error:
             joined.set_exception(error)

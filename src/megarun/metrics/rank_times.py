@@ -25,7 +25,7 @@ from megarun.metrics.records import RankTimes
 EVERY_STEPS = 10
 SAMPLE_SECONDS = 0.005
 SPREAD = 1.5
-LEAST_SHARE = 0.05  # of the step: less is not worth a line
+LEAST_SHARE = 0.05  # a share of the step: a smaller difference is not worth a line
 COMPUTING, DATA = "computing", "reading data"
 
 

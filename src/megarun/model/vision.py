@@ -145,7 +145,7 @@ class VisionEncoder(nn.Module):
             if self.first_norm is not None:
                 x = self.first_norm(x)
             for layer in self.layers.values():
-                for block in layer.children():  # in this frame, as in a stage: another name for the stream would hold it
+                for block in layer.children():  # deleted in this frame, as in a stage: another name would keep the stream allocated
                     x = block(x, self.rotary)
             if self.last_norm is not None:
                 x = self.last_norm(x)

@@ -194,7 +194,7 @@ def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float,
     elif op.facts in (ROPE, MLA_KV):
         if own_modules.rotates(work):
             return
-        repeated = 0  # published steps show no time for recomputed rotations
+        repeated = 0  # published steps have no visible time for recomputed rotations
     elif op.facts is FINAL_NORM:
         forward, backward = (forward * share for share in FINAL_SHARES)
     elif op.skew is not None or isinstance(op.facts, Permutation):

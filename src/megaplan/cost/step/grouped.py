@@ -94,7 +94,7 @@ def experts(ledger: Ledger, work: TimedStep, op: OpWork, bank: ExpertSizes, toke
     _linear(ledger, work, bank, rows, bank.width * (1 + bank.gated), bank.hidden, again, (True, not fused), trained=trained)
     _linear(ledger, work, bank, rows, bank.hidden, bank.width, again, (not fused, True), trained=trained)
     if fused:
-        ledger.move(BACKWARD, rows * bank.width * (1 + bank.gated) * bank.itemsize)  # no activation kernel; backward reads its input
+        ledger.move(BACKWARD, rows * bank.width * (1 + bank.gated) * bank.itemsize)  # no activation kernel; the backward reads its input
     else:
         ledger.move(FORWARD, rows * activated.moved_forward)
         repeated = 1.0 if "moe_act" in work.recomputed.modules else again

@@ -87,7 +87,7 @@ def copied(core: AttentionSizes, *, flash: bool, packs: bool) -> tuple[float, fl
     """
     query, keys, made = core.heads * core.width, core.groups * (core.width + core.value_width), core.heads * core.value_width
     shared = core.heads > core.groups
-    read = (query + made + keys) / 2 if shared else keys  # of a shared key head each copy is written, and it is read once
+    read = (query + made + keys) / 2 if shared else keys  # a shared key head is read once, and each of its copies is written
     before = query + read if flash else read * shared
     packed = query + (query + made if shared else keys) if flash and packs else 0
     return COPY * (made + before + packed), COPY * (made * flash + query + keys + read * shared)

@@ -100,7 +100,7 @@ class StepTimer:
     def _block(self, work: TimedStep, kind: str, shape: tuple[object, ...], rates: Mapping[str, float]) -> Passes:
         mesh = work.mesh
         key: tuple[object, ...] = (kind, shape)
-        if kind[0] == "E":  # the work of experts depends on their tokens only, not on the sequences and context ranks of these
+        if kind[0] == "E":  # experts' time depends only on the number of tokens, not of sequences or context ranks
             key = (kind, work.tokens, mesh.tp, mesh.ep, mesh.etp, shape[-1])
         elif kind == "hop":
             key = (kind, shape, mesh.pp > 1, mesh.vpp)

@@ -25,7 +25,7 @@ def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttent
         if heads % kv_heads:
             detail = remainder("attention.num_heads", heads, "attention.num_kv_heads", kv_heads)
             yield checked.error("MP701", detail, "model.attention.num_kv_heads", use_one_of(divisors(heads)))
-        # attention of multi-token prediction rotates whatever the layers' does
+        # attention of multi-token prediction always rotates, even if the layers do not
         rotates = checked.attends_ahead or checked.letters is None or checked.count("A") > len(attention.nope_layers)
         if attention.rotary_dim is None and attention.head_dim % 2 and rotates:
             yield _odd(checked, "head_dim", attention.head_dim)

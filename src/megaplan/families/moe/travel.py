@@ -104,7 +104,7 @@ def _outwards(way: Travel) -> tuple[Op, ...]:
     sent, arrived, crossed = ("sent", "sent_weights"), (ARRIVED, "arrived_weights"), ("crossed", "crossed_weights")
     exchange, parts = Op("exchange", sent, crossed if way.gathered else arrived), ("gradient_parts",)
     gather = Op("gather", crossed if way.exchanged else sent, arrived, fetches=parts, holds=sent if way.exchanged else ())
-    gather = gather._replace(before=(((), False),))  # the experts' gradients are reduced before parts of sums arrive
+    gather = gather._replace(before=(((), False),))  # the experts' gradients are reduced before partial sums arrive
     return *((exchange,) if way.exchanged else ()), *((gather,) if way.gathered else ())
 
 

@@ -101,7 +101,7 @@ def _without_gradient(op: Op) -> Op:
 @lru_cache(maxsize=256)
 def _with_adapters(program: BlockProgram, linears: frozenset[str], packed: frozenset[str]) -> BlockProgram:
     ops = tuple(unpacked_op(adapted_op(op, linears), op, packed) for op in program.ops)
-    # the product that ends a recomputed region is not recomputed; an adapted one is, up to its narrow rows, which it saves
+    # the product that ends a recomputed region is not recomputed; with an adapter it is recomputed up to its low-rank rows, which it saves
     made_again = {name for op in program.ops if op.name in program.reruns for name in op.makes}
     ends = {op.name for op in ops if op.name not in program.after and _is_adapted(op) and op.keeps[0] in made_again}
     return BlockProgram(ops, program.held, program.reruns | ends, program.caches, program.after)

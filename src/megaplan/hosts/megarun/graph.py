@@ -8,7 +8,7 @@ from typing import NamedTuple
 from megaplan.blocks.ops import INPUT, Op, again
 
 REDUCE_SCATTER = "reduce_scatter"
-AGAIN = "recompute"  # the region's second run, among the keepers of a storage
+AGAIN = "recompute"  # the region's recomputation, among the holders of a storage
 LATER = "W"  # the second half of a split backward, among the keepers of a storage
 
 
@@ -66,7 +66,7 @@ class Graph(NamedTuple):
         last = inner[stop]
         if splittable and last.is_linear:
             return *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # no operation reads it
-        runs = not last.keeps_first or any(name in wanted for name in last.makes)  # an operation that did not run again keeps its result
+        runs = not last.keeps_first or any(name in wanted for name in last.makes)  # an operation that was not recomputed keeps its result
         return inner[: stop + 1 if runs else stop]
 
     @property
@@ -83,7 +83,7 @@ class Graph(NamedTuple):
         found = {name: set(names) for name, names in self.keepers.items() if name != INPUT}
         for part in self.checkpoints:
             inner = [op for op in self.ops if op.name in part & self.region]
-            given = self.entering - self.cached  # outputs that the second run finds in its cache are not inputs of the region
+            given = self.entering - self.cached  # outputs that the recomputation finds in its cache are not inputs of the region
             for name in frozenset(self.roots[name] for op in inner for name in op.reads) & given & self.saved:
                 found.setdefault(name, set()).update(op.name for op in inner)
             for name in self.cached & self.made_by(part):

@@ -74,10 +74,10 @@ def halves(run: Replay, *, owns_input: bool = True) -> Halves:
     inputs, backward = with_backward(run, run.program, splits=True)
     weights, operations = [], [pending.op for pending in backward.pending]
     for op in dict.fromkeys(operations):
-        left, name = backward.pending[operations.index(op) :], f"W of {op.name}"  # weights of one input are freed together
+        left, name = backward.pending[operations.index(op) :], f"W of {op.name}"  # weights that read the same input are freed together
         own, further = left[0].kept, [each for pending in left if pending.op is not op for each in pending.kept]
         gradients = tuple(size_name(holder) for holder in dict.fromkeys(pending.gradient for pending in left))
-        if op.late_fetches:  # the saved part of the input exists while the input is fetched, and is freed when it is used
+        if op.late_fetches:  # the saved part of the input is allocated while the input is gathered, and is freed after use
             weights.append(LiveSet(name, tuple(dict.fromkeys((*own, *further, *op.late_fetches))), gradients))
             own = (*own[1:], *op.late_fetches)
         storages, params = tuple(dict.fromkeys((*own, *further))), tuple(param for param, _ in op.late)

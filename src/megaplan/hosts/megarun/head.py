@@ -340,7 +340,7 @@ def _sides_of_depth(names: tuple[str, ...], first: bool) -> tuple[tuple[Op, ...]
 
 
 def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[str, ...], ends: tuple[str, ...]) -> tuple[Op, ...]:
-    # before the operation, so its backward comes after: passes on the sum, to which the operation's gradient was added last
+    # added before the operation, so its backward comes after: it passes on the sum, to which the operation's gradient was added last
     ended = (Op("embedding gradient", (INPUT,), ends, grads=(), flow=Flow.VIEW),) if ends else ()
     if not vocab_parallel:
         return *ended, Op("embedding", ("ids",), ("embedding",), keeps=("ids",), params=params, grads=(), fetches=parts)
@@ -359,7 +359,7 @@ def _head_ops(head: HeadForm, normed: str, *, ends: bool, begins: bool) -> tuple
         begins: True if the waiting sum is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
     """
     ops = head_ops(head.sharded, head.joined, normed, "head.weight", made="loss", low=head.low)
-    # the part outlives it; over a sharded vocabulary the gathering's too, in the same autograd function
+    # the part is kept after it; with a sharded vocabulary also the output of the gather, in the same autograd function
     of_head = [index for index, op in enumerate(ops) if op.params or op.name == "gather"]
     ops = tuple(
         op._replace(params=(), fetches=(*op.fetches, "head_part"), late=()) if index in of_head else op for index, op in enumerate(ops)

@@ -126,7 +126,7 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
             own = f"{own}, takes {taken}"
         made[name] = id(block), operations(section, index), own
     for name, block in inventory.outside:
-        if block.family is Outside.TOWERS:  # which no operation of the stack reads
+        if block.family is Outside.TOWERS:  # no operation of the stack reads a tower's tensors
             continue
         own = name if block.family is Outside.MTP else "head" if name == "head" else "none"
         if block.family in (*STATED, Outside.EMBEDDING):

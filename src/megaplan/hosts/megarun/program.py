@@ -33,8 +33,8 @@ from megaplan.blocks.ops import INPUT, OUTPUT, SHARED, Flow, Op
 from megaplan.hosts.megarun.graph import AGAIN, Graph, dropped_by, keepers_of, roots_of
 from megaplan.hosts.megarun.live_sets import LiveSet, largest_points
 
-CALLER = "caller"  # autograd's caller, among the owners of gradients
-AGAIN_MADE = "+"  # the holder of a sum among the holders of its parts, once for each time that it was not made in place
+CALLER = "caller"  # the caller of autograd, among the holders of gradients
+AGAIN_MADE = "+"  # the holder of a sum counts among the holders of its parts, once for each time that the sum was not made in place
 
 
 Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
@@ -232,7 +232,7 @@ class Backward:
         self._views, self._splittable = set[str](), splits or splittable
         self._waiting = graph.waiting(splits=splits)
         self._live = dict.fromkeys(program.order)
-        self._deferred: tuple[str, ...] = ()  # storages that wait for another block's W, while the region makes them again
+        self._deferred: tuple[str, ...] = ()  # storages that wait for the W of another block while the region recomputes them
         self._params: tuple[str, ...] = ()
         self.points: tuple[LiveSet, ...] = ()
         self.pending: list[Pending] = []

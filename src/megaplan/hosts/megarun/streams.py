@@ -84,7 +84,7 @@ def group_pools(root: GroupBytes, units: Sequence[Sequence[GroupBytes]], *, ahea
     reduced, largest, recast, shards = root.reduced_bytes, root.reduced_bytes, root.recast_bytes, root.shard_bytes
     waits = 0
     for index, unit in enumerate(units):
-        if ahead:  # parameters gathered `ahead` units before have been copied out
+        if ahead:  # parameters that were gathered `ahead` units earlier have been copied out
             alive = sum([group.flat_bytes for group in units[index - ahead]]) if index >= ahead else alive
             waits = sum([group.flat_bytes for each in units[max(0, index - ahead + 1) : index] for group in each])
         for group in unit:

@@ -286,5 +286,5 @@ def _merged(run: Replay, reached: bool, joins: bool) -> Replay:
     ]
     read = JOINED if joins else UNMERGED
     if joins:
-        ops.append(Op("join", (UNMERGED,), (JOINED,), flow=Flow.ADD))  # its gradient is the stream's, of which it passes on a view
+        ops.append(Op("join", (UNMERGED,), (JOINED,), flow=Flow.ADD))  # its gradient is a view of the stream's gradient
     return replay((*ops, Op("merge", (read, INPUT), (OUTPUT,), grads=(read, INPUT) if reached else (read,), holds=(UNMERGED,))))

@@ -25,7 +25,7 @@ def chunk(run: MegatronRun, letters: str, *, recomputes: bool = True) -> int:
     if host.offloaded_layers:
         ends = "".join([letter for letter in letters if letter in ENDS])
         letters = operators(letters)[host.offloaded_layers * run.spec.host.block_layers :] + ends
-    if host.recompute_num_layers and recomputes:  # of each group of operators its input alone
+    if host.recompute_num_layers and recomputes:  # the input alone of each group of operators
         groups, rest = recomputed_groups(run, operators(letters))
         total += run.checkpoint_bytes * len(groups)
         letters = rest + "".join([letter for letter in letters if letter in ENDS])

@@ -150,7 +150,7 @@ def experts_shapes(at: Setting) -> Sized:
         raise ValueError("a pattern with E has no experts")
     rows, outer, gated = routed_rows(at, moe, kept_share(at, moe)), moe.row_width(dims.hidden), moe.activation == "swiglu"
     width = moe.ffn_hidden_size // dims.etp
-    again = "moe_act" in recomputed_modules(at.spec)  # recomputed from saved tensors, so the second product saves no copy
+    again = "moe_act" in recomputed_modules(at.spec)  # recomputed from saved tensors, so the second product does not save a copy
     kept = {
         **of_bytes({"routed.fc1.input": at.input_bytes(rows, outer)}, Column.ROUTING),
         **at.narrow({"routed.fc1.output": (rows, width * (2 if gated else 1))}),
@@ -163,11 +163,11 @@ def experts_shapes(at: Setting) -> Sized:
         copy = {"latent.input": at.input_bytes(at.stream_tokens, dims.hidden)} if at.recipe is not None else {}
         kept |= of_bytes({**copy, "latent.output": at.input_bytes(at.stream_tokens, outer)})
     kind = dispatcher(at.spec)
-    if keeps_combined(at.spec):  # with all-to-all, rows are returned before they are added; other dispatchers add on the experts' rank
+    if keeps_combined(at.spec):  # all-to-all returns rows before they are summed; with other dispatchers the experts' rank sums them
         kept |= at.narrow({"combine.rows": (at.stream_tokens * moe.top_k if kind == "alltoall" else rows, dims.hidden)})
     if kind == "hybridep":
         kept |= of_bytes({"dispatch.handle": handle_bytes(at, moe)}, Column.ROUTING)
-    if kind == "allgather":  # each row's place, an int64, and its probability
+    if kind == "allgather":  # the place of each row (int64) and its probability
         maps = 5 * at.stream_tokens * dims.tp * dims.ep * moe.num_experts
         kept |= of_bytes({"dispatch.map": maps, "dispatch.rows": rows * (8 + probability_bytes(at.spec))}, Column.ROUTING)
     return kept, _moving_shapes(at, moe, {**at.common("E"), **kept}, gated=gated)

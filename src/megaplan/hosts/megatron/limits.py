@@ -292,7 +292,7 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
         if moe is not None and host.moe_grouped_gemm:
             detail = "host.transformer_impl = local, host.moe_grouped_gemm = true: tensors of grouped experts outside Transformer Engine"
             yield Limit("host.moe_grouped_gemm", detail, "moe_grouped_gemm: false")
-        if (kernel := attention_kernel(spec)) != "unfused":  # releases of 2023 had FlashAttention in it, later ones do not
+        if (kernel := attention_kernel(spec)) != "unfused":  # releases of 2023 included FlashAttention, later ones do not
             detail = f"host.transformer_impl = local, host.attention_backend = {host.attention_backend}: its attention is not fused"
             yield Limit("host.attention_backend", detail, "attention_backend: unfused", tensors=kernel != "flash")
         if spec.precision.recipe is not None:

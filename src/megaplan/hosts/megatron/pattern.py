@@ -194,7 +194,7 @@ def spread_pattern(layers: int, attention: float, mlp: float) -> str:
     free = layers
     for symbol, number in (("*", round(layers * attention)), ("-", round(layers * mlp))):
         free -= number
-        run = free / (number + 1) if symbol == "*" else free / max(number, 1)  # a stage that does not begin or end with attention
+        run = free / (number + 1) if symbol == "*" else free / max(number, 1)  # the stage does not begin or end with attention
         left = run
         for place in range(layers if number else 0):
             if found[place] != "M":

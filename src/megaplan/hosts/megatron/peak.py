@@ -269,7 +269,7 @@ def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int
     host, dims, attention = spec.host, run.at.dims, run.spec.model.attention
     engine, local = engine_bytes(spec.device.name), spec.host.transformer_impl == "local"
     parts = {"cuBLAS workspaces": 2 * _cublas_bytes(run)}
-    if not local or moe is not None:  # a router multiplies by Transformer Engine whichever made the layers
+    if not local or moe is not None:  # a router multiplies with Transformer Engine, whichever library made the layers
         parts["Transformer Engine workspace"] = engine
     gathered = at.element_bytes * at.tokens * dims.hidden if host.sequence_parallel and dims.tp > 1 else 0
     if moe is not None:
@@ -283,17 +283,17 @@ def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int
     parts["CUDA graphs"] = graph_bytes(run, chunks)
     if is_single(spec) and count(letters, "*"):
         parts["causal mask"] = spec.batch.seq_length**2
-    if local:  # its attention multiplies queries and keys into the same buffer, which grows to the larger of its uses
+    if local:  # local attention multiplies queries and keys into the same buffer, which grows to the larger of the two uses
         parts["attention buffer"] = max(at.element_bytes * num_scores(at) - gathered, 0)
     if host.tp_comm_overlap:
         parts["TP overlap workspaces"] = 3 * 32 * MIB
     if host.wgrad_fusion:
         parts["dummy weight gradients"] = sum(at.element_bytes * rows * columns for rows, columns in shapes)
     if isinstance(attention, LatentAttention):
-        each = 12 if attention.indexer is None else 8  # an indexer has its own angles, and no sines and cosines for fused kernels
+        each = 12 if attention.indexer is None else 8  # an indexer has its own angles, but no sines and cosines for fused kernels
         parts["rotary cache"] = each * spec.batch.seq_length * attention.qk_rope_head_dim * (count(letters, "*") + letters.count(MTP))
     elif isinstance(attention, GroupedQueryAttention) and len(attention.nope_layers) < run.letters.count("A"):
-        width = attention.rotary_dim or attention.head_dim  # each model chunk's own angles, in fp32
+        width = attention.rotary_dim or attention.head_dim  # the angles of each model chunk, in fp32
         parts["rotary cache"] = 4 * dims.tokens * width * len(chunks)
     return parts
 
@@ -312,9 +312,9 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
     if LOSS in chunks[0]:
         logits = _logits(run)
         each, hidden = run.at.element_bytes, run.at.dims.hidden
-        # fp32 terms in addition to logits of 16 bits, or in place of logits of fp32; the native loss, compiled, makes one more
+        # fp32 intermediates in addition to 16-bit logits, or in place of fp32 logits; the compiled native loss makes one more
         wide = 4 if each == 4 else each + 4
-        # of a prediction, tensors that its loss saves: the gradient instead of logits, or fp32 terms
+        # tensors that the loss of a prediction saves: the gradient instead of logits, or fp32 intermediates
         kept = (each if host.cross_entropy == "te" else 4) * logits * chunks[0].count(MTP)
         phases["loss"] = kept + {"unfused": wide, "native": wide + 4, "te": each, "te_fp32": wide}[host.cross_entropy] * logits
         weight_gradient = 0 if host.wgrad_fusion else each * stage.spec.model.vocab_size // run.at.dims.tp * hidden
@@ -326,10 +326,10 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
         else:
             phases[LAYER_FORWARD] = max(forward_excess(run, letters) for letters in chunks)
             phases[LAYER_BACKWARD] = max(backward_excess(run, letters) for letters in chunks)
-        if is_fsdp(stage):  # most gradients wait for their reduction when only the first layer's saved tensors are left
+        if is_fsdp(stage):  # most gradients are reduced after all saved tensors except the first layer's have been freed
             first = operators(stage.chunks[0])[: run.spec.host.block_layers]
             phases[FIRST_LAYER] = chunk(run, first) + backward_excess(run, first) - in_flight(stage)
-    # a stage without layers and head: the embedding's backward adds to the gradient that storage counts, and makes nothing else
+    # a stage without layers and head: the embedding's backward adds to the gradient that `storage` counts, and allocates nothing else
     return phases or {LAYER_BACKWARD: 0}
 
 

@@ -25,7 +25,7 @@ def state_limits(spec: Spec) -> Iterator[Limit]:
         yield Limit("precision.grads", detail, "grads: fp32")
     if precision.params is DType.FP16 and spec.optimizer.matrix == "muon":
         yield Limit("precision.params", "precision.params = fp16, optimizer.matrix = muon: Megatron's Muon runs in bf16", "params: bf16")
-    separate = spec.sharding.reshard_after_forward and not spec.host.fsdp_double_buffer  # only Megatron-FSDP has a separate dtype for it
+    separate = spec.sharding.reshard_after_forward and not spec.host.fsdp_double_buffer  # only Megatron-FSDP has a gradient dtype
     if precision.reduce is not precision.grads and not separate:
         detail = f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces in its buffer's dtype"
         yield Limit("precision.reduce", detail, f"reduce: {precision.grads}")

@@ -58,7 +58,7 @@ def attention_shapes(at: Setting) -> Sized:
         kept |= at.narrow({"context.reordered": dims.wide(heads, width)})
     if at.copies_inputs and not gated:  # attention itself keeps its output in 16 bits
         kept |= of_bytes({"context.copy": at.input_bytes(at.tokens, heads * width)})
-    elif kernel == "flash" and dims.batch > 1:  # its output has sequences first, and the projection keeps one with positions first
+    elif kernel == "flash" and dims.batch > 1:  # cuDNN's output has sequences first, and the projection keeps a copy with positions first
         kept |= at.narrow({"context.transposed": dims.wide(heads, width)})
     scores = {"scores": scores_shape(at), "softmax.gradient": scores_shape(at) if is_single(at.spec) else (0,)}
     if kernel != "unfused":
@@ -67,7 +67,7 @@ def attention_shapes(at: Setting) -> Sized:
         kept |= at.narrow({"softmax": scores["scores"]})
         if host.attention_dropout:
             kept |= {**of_bytes({"softmax.mask": num_scores(at)}), **at.narrow({"softmax.dropped": scores["scores"]})}
-    accumulates = kernel != "unfused"  # it adds up the queries' gradient in fp32
+    accumulates = kernel != "unfused"  # the kernel accumulates the gradient of the queries in fp32
     copies = {"proj.copies": at.gradient_copies_bytes(at.tokens, dims.hidden), "qkv.copies": at.gradient_copies_bytes(at.tokens, columns)}
     return kept, {**at.narrow(scores), **at.wide({"accumulated": dims.wide(heads, width) if accumulates else (0,)}), **of_bytes(copies)}
 

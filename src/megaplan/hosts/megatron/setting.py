@@ -83,9 +83,9 @@ class Setting(NamedTuple):
         dims, latent, hidden = self.dims, letter == "*" and is_latent(self.spec), self.dims.hidden
         if letter == "E" or (latent and "layernorm" in recomputed_modules(self.spec)):
             output = self.element_bytes * self.stream_tokens * hidden  # the router saves it unchanged; projections do if it is recomputed
-        else:  # two projections of latent attention save a copy each in low precision
+        else:  # two projections of latent attention each save a copy in low precision
             output = (2 if latent and self.recipe is not None else 1) * self.input_bytes(self.stream_tokens, hidden)
-        own = 0 if letter == "-" and self.shares else 1  # an MLP parallel to attention reads attention's norm
+        own = 0 if letter == "-" and self.shares else 1  # an MLP parallel to attention reads the output of attention's norm
         return {
             **self.narrow({"norm.input": (own, *dims.residual)}),
             **of_bytes({"norm.output": own * output}),

@@ -82,6 +82,6 @@ def _recomputed(spec: Spec) -> Recomputed:
     again = sum(number for letter, number in counts.items() if spec.recompute.of(letter) == "full")
     full, layers = again / len(letters), spec.host.recompute_num_layers
     if layers is not None:
-        block = spec.host.recompute_method == "block"  # the first layers of every virtual stage alone
+        block = spec.host.recompute_method == "block"  # only the first layers of every virtual stage
         full = min(1.0, layers * spec.host.block_layers * spec.mesh.num_slots / len(letters)) if block else 1.0
     return Recomputed(full, modules=frozenset(modules))

@@ -85,7 +85,7 @@ def block_replay(key: BlockKey, policy: RecomputePolicy) -> Replay:
 def _selective(key: BlockKey, ops: tuple[Op, ...]) -> Replay:
     """The replay of a block whose checkpoint, or each of two, saves some of its operations."""
     parts = _halves(ops) if key.halves and (key.experts is not None or not key.compiled) else (ops,)
-    selective = parts[-1:] if not key.compiled else parts  # eager attention in its own checkpoint runs again as a whole
+    selective = parts[-1:] if not key.compiled else parts  # eager attention with its own checkpoint is recomputed as a whole
     saved = frozenset(name for part in selective for name in saved_operations(part, keeps_choices=not key.halves))
     if not key.compiled:
         ops = tuple(op._replace(keeps=(*op.keeps, *op.makes[:1])) if op.name in saved else op for op in ops)

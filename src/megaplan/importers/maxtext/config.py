@@ -125,7 +125,7 @@ class MaxTextConfig(ProgramConfig):
             hints = [*near, f"megaplan import maxtext {self.name} configs/models/{name}.yml"]
             self._errors.append(diagnostic("MP916", detail, Location(self.name, key="model_name"), hints))
             raise self.refusal()
-        if self._whole:  # base.yml has defaults of the model's keys, which its file replaces
+        if self._whole:  # base.yml has defaults for the model's keys, which the model's own file replaces
             self._given = {key: value for key, value in self._given.items() if key not in found or value != DEFAULTS.get(key)}
         return dict(found)
 

@@ -78,7 +78,7 @@ class Arguments:
         for key, said, uncertain in (*renamed(self.values, self._read, ARGUMENTS), *translate_forks(self.values)):
             (self.guess if uncertain else self.note)(key, said)
         if self.values.get("checkpoint_activations") and self.values.get("recompute_method") is None:
-            self.values["recompute_method"] = "uniform"  # the only method of the releases that had this switch
+            self.values["recompute_method"] = "uniform"  # the only method in releases that have this switch
         for older, (name, value) in OLDER.items():
             if self.values.get(older) and self.values.get(name) is None:
                 self.values[name] = value
@@ -291,7 +291,7 @@ class Arguments:
         """
         if self._missing:
             self._errors.insert(0, self._lacking())
-        whole = not self._errors  # reading that stopped early leaves arguments that another launch would have read
+        whole = not self._errors  # if reading stopped early, some arguments remain that would otherwise have been read
         unknown: list[str] = []
         for key in (key for key in self.values if not self._is_settled(key)):
             value = self.values[key]

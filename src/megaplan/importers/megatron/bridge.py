@@ -101,7 +101,7 @@ def refuse_override(document: Mapping[str, Any], name: str, locate: Callable[[st
     lacking = [names[0] for names in _SIZES if all(model.get(name) is None for name in names)]
     resolved = _TARGET in (document.get("model") or {}) or isinstance(document.get("mixed_precision"), dict | str)
     if not lacking and not resolved and all(model.get(key) is None for key in _DTYPES):
-        lacking = ["bf16"]  # which a resolved configuration has in one of its sections
+        lacking = ["bf16"]  # a resolved configuration has this key in one of its sections
     if lacking:
         named = ", ".join(f"model.{key}" for key in lacking)
         detail = f"{name} has no {named}: it overrides a recipe of Megatron-Bridge or NeMo, which states the model"

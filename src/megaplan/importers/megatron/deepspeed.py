@@ -237,7 +237,7 @@ def _experts(values: dict[str, Any]) -> list[Translated]:
     values.setdefault("moe_router_topk", choices)
     layers = values.get("num_layers")
     if not (isinstance(interval, int) and isinstance(layers, int) and interval > 0 and layers > 0):
-        values["expert_interval"] = interval  # named among the arguments that are not known
+        values["expert_interval"] = interval  # listed among the arguments that are not known
         return []
     values.setdefault("moe_layer_freq", [int(layer % interval == 0) for layer in range(1, layers + 1)])
     said = f"of DeepSpeed: in every layer whose number divides by {interval}, with {choices} for each token"

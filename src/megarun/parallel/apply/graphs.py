@@ -60,11 +60,11 @@ class CudaRecorder:
         """See `Recorder`. Before recording, torch's allocator returns memory that eager steps have freed, which the pool then takes."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         try:
-            # the watchdog of a process group queries events in another thread meanwhile
+            # the watchdog of a process group queries events in another thread during the capture
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         finally:
-            torch.cuda.set_stream(before)  # a failed capture leaves its own
+            torch.cuda.set_stream(before)  # a failed capture leaves its own error
         return graph.replay
 
     def drop(self) -> None:
@@ -238,7 +238,7 @@ def _failure(record: Callable[[], None]) -> str | None:
         record()
     except Exception as failure:
         first: BaseException = failure
-        while first.__context__ is not None:  # the end of a capture fails because of the original error
+        while first.__context__ is not None:  # the capture fails at its end because of the original error
             first = first.__context__
         return f"{type(first).__name__}: {first}".splitlines()[0]
     return None

@@ -114,7 +114,7 @@ class _GatheredChoice(torch.autograd.Function):
         if not sends:
             return made[0]
         ctx.mark_non_differentiable(made[4])
-        ctx.set_materialize_grads(False)  # else autograd would allocate a gradient of the choice
+        ctx.set_materialize_grads(False)  # otherwise autograd would allocate a gradient for the choice
         return made[0], made[4]
 
     @staticmethod

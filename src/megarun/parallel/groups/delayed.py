@@ -63,7 +63,7 @@ class DelayedNumbers:
         count = len(self._limits)
         self.now = torch.ones((DELAYED_NUMBERS, count), device=device)
         self.history = torch.zeros((count, self.recipe.amax_history), device=device)
-        for index, limit in enumerate(self._limits):  # one tensor of all would take memory in addition to the buffers
+        for index, limit in enumerate(self._limits):  # one tensor for all would need memory in addition to the buffers
             self.now[LIMIT, index].fill_(limit)
         self.drop()
         return self.now, self.history

@@ -74,7 +74,7 @@ class PackedMatrix:
 
 def attach(placeholder: Tensor, packed: PackedMatrix) -> None:
     """Attach a weight's gathered copy to its placeholder."""
-    placeholder.packed_matrix = packed  # type: ignore[attr-defined]  # which `packed_of` reads
+    placeholder.packed_matrix = packed  # type: ignore[attr-defined]  # `packed_of` reads it
 
 
 def packed_of(weight: Tensor | None) -> PackedMatrix | None:
@@ -225,7 +225,7 @@ class _Products(torch.autograd.Function):
         weights, biases = [weight for weight in parameters[:half] if weight is not None], parameters[half:]
         if ctx is not None:
             ctx.kept, ctx.group, ctx.scaling, ctx.numbers, ctx.width = kept, group, scaling, numbers, x.shape[-1]
-            ctx.weights = weights  # the parameters themselves, whose storages FSDP2 gathers again
+            ctx.weights = weights  # save the parameters themselves, whose storages FSDP2 gathers again
             ctx.biased = [bias is not None for bias in biases]
         if multiplied is None:
             multiplied = group.start_gather(x).wait() if group.degree > 1 else x
