@@ -251,7 +251,7 @@ def search(
     if objective not in OBJECTIVES:
         raise refuse("MP489", f"objective = {objective}", *(f"--objective {name}" for name in OBJECTIVES))
     if unknown := [word for word in vary if word not in VARIED]:
-        raise refuse("MP489", f"--vary {unknown[0]}, and its words are {', '.join(VARIED)}", f"--vary {','.join(DEFAULT_VARIED)}")
+        raise refuse("MP489", f"--vary {unknown[0]}, but its values are {', '.join(VARIED)}", f"--vary {','.join(DEFAULT_VARIED)}")
     job = load_to_split(source, [*changes, *override_texts(overrides)], None, device_file)
     if job.spec.host.kind.floors is None:
         detail = f"host.name = {job.spec.host.kind.name}: a search varies keys of other hosts; its estimates are of one layout at a time"

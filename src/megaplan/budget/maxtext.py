@@ -223,7 +223,7 @@ def _cells(program: Program) -> tuple[Cells, dict[Phase, str], HostBytes]:
     state, host = program.state()
     peaks, offloads = program.peaks(), program.spec.host.optimizer_offload
     idle = {**state, MATRIX_OPTIMIZER: 0, OTHER_OPTIMIZER: 0} if offloads else state
-    candidates = {"the loss of all tokens": peaks.loss, "the block that runs again in backward": peaks.backward}
+    candidates = {"the loss of all tokens": peaks.loss, "the block that is recomputed in backward": peaks.backward}
     place, busiest = max(candidates.items(), key=lambda item: sum(item[1].values()))
     running, updating = idle.copy(), state.copy()
     _add(running, busiest)

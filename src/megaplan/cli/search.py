@@ -65,15 +65,18 @@ def search(
         list[str] | None, typer.Option("--fix", metavar="KEY=VALUE", help="Keep one searched value, like mesh.tp=8; repeatable.")
     ] = None,
     vary: Annotated[
-        str, typer.Option("--vary", metavar="WORDS", help="What may differ from the spec: recompute,schedule,batch,precision,kernels.")
+        str,
+        typer.Option("--vary", metavar="WORDS", help="Settings that may differ from the spec: recompute,schedule,batch,precision,kernels."),
     ] = "recompute,schedule,batch",
-    objective: Annotated[SearchObjective, typer.Option("--objective", help="What the rows are sorted by.")] = SearchObjective.TIME,
+    objective: Annotated[SearchObjective, typer.Option("--objective", help="Sort key of the rows.")] = SearchObjective.TIME,
     headroom: Annotated[str, typer.Option("--headroom", metavar="SIZE", help="Memory to keep free on every rank, like 8GiB.")] = "0B",
     top: Annotated[int, typer.Option("--top", metavar="N", help="Number of rows.")] = 10,
     folder: Annotated[str | None, typer.Option("--output", "-o", metavar="DIR", help="Write a plan file for each row.")] = None,
     device_file: DeviceFile = None,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", help="Time limit: then the best so far, with its gap.")] = 20.0,
-    exhaust: Annotated[bool, typer.Option("--exhaust", help="No time limit: end with the proof that no layout is better.")] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", help="Time limit; then print the best layout so far, with its gap.")
+    ] = 20.0,
+    exhaust: Annotated[bool, typer.Option("--exhaust", help="No time limit: search until it is proven that no layout is better.")] = False,
     processes: Processes = None,
     overrides: Overrides = None,
     as_json: AsJson = False,

@@ -50,14 +50,14 @@ def search_lines(found: Search, written: Sequence[str], price: float | None = No
     yield "why not", "bold"
     yield from ((part, "") for line in lines_of(found.why_not) for part in wrap(line, indent="  "))
     yield "", ""
-    yield (f"wrote {', '.join(written)}" if written else "nothing written; -o DIR writes a plan for each row"), ""
+    yield (f"wrote {', '.join(written)}" if written else "no plans are written; -o DIR writes one for each row"), ""
 
 
 def _fewest(found: Search) -> Iterator[str]:
     """The smallest number of devices that was found to fit, and with which layout."""
     fewest = found.fewest
     if fewest is None:
-        yield "and none of the larger numbers of devices that were tried fits either"
+        yield "and it does not fit on any of the larger numbers of devices that were tried"
         return
     row = fewest.row
     yield f"{fewest.devices:,} devices are enough, of the numbers tried: {_figures(row)}"
@@ -85,8 +85,8 @@ def _not_looked_at(found: Search) -> str:
     text = f"ended {why[found.stopped]}; "
     count = sum(left.values())
     parts = ", ".join(f"pp {pp}: {number:,}" for pp, number in left.items())
-    text += f"not looked at: {count:,} of {found.num_layouts:,} meshes ({parts})" if left else "every mesh was looked at"
-    return f"{text}, or some of their schedules; --seconds {3 * (found.seconds or 20):g} looks further, --exhaust until the proof"
+    text += f"not evaluated: {count:,} of {found.num_layouts:,} meshes ({parts})" if left else "every mesh was looked at"
+    return f"{text}, or some of their schedules; --seconds {3 * (found.seconds or 20):g} searches longer, --exhaust until the proof"
 
 
 def _small_batch(found: Search) -> str:

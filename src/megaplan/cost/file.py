@@ -145,7 +145,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise _ReadingError("MP342", f"a number has {len(text):,} digits, and at most {MAX_DIGITS} are read")
+        raise _ReadingError("MP342", f"a number has {len(text):,} digits, but at most {MAX_DIGITS} are read")
     return int(text)
 
 
@@ -169,7 +169,7 @@ class _Checker:
 
     def _no_costs(self, document: Any) -> Diagnostic:
         if not isinstance(document, dict):
-            detail = f"the document is {show(document)}, and costs are an object with format: {FORMAT}"
+            detail = f"the document is {show(document)}, but costs are an object with format: {FORMAT}"
         elif "format" not in document:
             detail = f"the document has no key `format`, but a costs file has format: {FORMAT}"
         else:
@@ -183,7 +183,7 @@ class _Checker:
         for index, layer in enumerate(layers):
             yield from self._record(layer, f"layers[{index}]")
         if len(layers) != spec.model.num_layers:
-            detail = f"the file has {plural(len(layers), 'layer')}, and model.num_layers = {spec.model.num_layers}"
+            detail = f"the file has {plural(len(layers), 'layer')}, but model.num_layers = {spec.model.num_layers}"
             yield diagnostic("MP343", detail, Location(self._file, key="layers"), (WRITE_ONE,))
 
     def _edges(self, edges: Any) -> Iterator[Diagnostic]:
@@ -217,7 +217,7 @@ class _Checker:
         unknown = [name for name in record if name not in required + optional]
         if unknown:
             names = series([show(name) for name in unknown[:MAX_FINDINGS]], "and")
-            detail = f"{where} has {names}, and its keys are {series([*required, *optional], 'and')}"
+            detail = f"{where} has {names}, but its keys are {series([*required, *optional], 'and')}"
             yield diagnostic("MP341", detail, Location(self._file, key=key or None), (f"remove {names}",))
 
     def _whole_number(self, value: Any, key: str, limit: int) -> Iterator[Diagnostic]:

@@ -115,7 +115,7 @@ def _note_reading(reader: ConfigReader, whole: Mapping[str, Any], config: Mappin
         reader.warn("model_type", config["model_type"], f"read as {reader.family}, whose fields, blocks and names of tensors it has")
     if not stated:
         of = "the fields" if config["model_type"] == MAMBA_SSM else "the class in architectures"
-        reader.warn("model_type", config["model_type"], f"absent, and read off {of}; transformers requires one")
+        reader.warn("model_type", config["model_type"], f"absent, and inferred from {of}; transformers requires one")
     if config["model_type"] in MASKED:
         reader.skip("mask_token_id")
         key = "mask_token_id" if reader.has("mask_token_id") else "architectures"

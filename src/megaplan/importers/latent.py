@@ -69,7 +69,7 @@ def longcat_flash(reader: ConfigReader) -> dict[str, Any]:
     moe |= {"routed_scale": reader.number("routed_scaling_factor")}
     if reader.value("router_bias"):
         moe["router_bias"] = reader.flag("router_bias")
-    reader.warn("zero_expert_num", moe["null_experts"], "these experts return their input in the original, and nothing here")
+    reader.warn("zero_expert_num", moe["null_experts"], "in the original these experts return their input, and here zeros")
     reader.warn("num_layers", layers, "the experts' output is added before the second attention, not after it; latents have no factor")
     sections = {"A": ("attention", attention), "E": ("moe", moe), "D": ("mlp", mlp(reader, "ffn_hidden_size"))}
     return model_of(reader, "AEDAD" * layers, model, sections)

@@ -76,7 +76,9 @@ def _rotated(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator
     """Checks that rotated widths are even and no wider than the widest head."""
     widest, by_window = max([attention.head_dim, *(own.head_dim or 0 for own in attention.layer_heads)]), attention.window_rotary_dim
     if by_window is not None and attention.window_rope_theta is None:
-        detail = f"attention.window_rotary_dim = {by_window}, attention.window_rope_theta = null: layers with a window have no own angles"
+        detail = (
+            f"attention.window_rotary_dim = {by_window}, attention.window_rope_theta = null: layers with a window have no separate angles"
+        )
         yield checked.error("MP715", detail, "model.attention.window_rotary_dim", "give attention.window_rope_theta")
     for name, rotated in (("rotary_dim", attention.rotary_dim), ("window_rotary_dim", by_window)):
         if rotated is not None and rotated > widest:

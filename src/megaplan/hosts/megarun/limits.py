@@ -65,7 +65,10 @@ def _offload(checked: Checked) -> Iterator[Diagnostic]:
     """Refuse a recorded update where state is in host memory."""
     host = checked.spec.host
     if host.optimizer_offload is not None and host.graphs == "step":
-        detail = f"host.cuda_graphs = step, host.optimizer_offload = {host.optimizer_offload:g}: the update is not recorded with its copies"
+        detail = (
+            f"host.cuda_graphs = step, host.optimizer_offload = {host.optimizer_offload:g}: an update with copies from host "
+            "memory cannot be recorded"
+        )
         yield checked.error("MP906", detail, "host.cuda_graphs", "cuda_graphs: microbatch", "optimizer_offload: null")
 
 
@@ -113,7 +116,12 @@ def _turns(checked: Checked) -> Iterator[Diagnostic]:
     for key, given, reason, fix in (
         ("schedule.kind", spec.schedule.kind not in PAIRED or spec.mesh.pp == 1, f"only pairs of {', '.join(PAIRED)} take turns", turns),
         ("mesh.ep", not sent, "no rows leave their rank", turns),
-        ("host.moe_dispatcher", spec.host.gathers_tokens, "a turn ends where an all-to-all begins", "moe_dispatcher: alltoall"),
+        (
+            "host.moe_dispatcher",
+            spec.host.gathers_tokens,
+            "a turn ends where an all-to-all begins, so mesh.ep must be above 1",
+            "moe_dispatcher: alltoall",
+        ),
         (
             "sharding.reshard_after_forward",
             spec.sharding.reshard_after_forward,

@@ -150,7 +150,9 @@ def _faults(text: str, at: Location) -> Iterator[Diagnostic]:
     if any(modules) and len(set(modules)) > 1:
         other = next(index for index, module in enumerate(modules) if module != modules[0])
         column = len(MODULE.join(parts[: other + 1])) + 2
-        detail = f"{text!r}: module {other} is {modules[other]!r} at column {column}, and module 0 is {modules[0]!r}; all are one module"
+        detail = (
+            f"{text!r}: module {other} is {modules[other]!r} at column {column}, and module 0 is {modules[0]!r}; all modules must be equal"
+        )
         yield diagnostic("MP910", detail, at, (f"repeat /{modules[0]}",) if modules[0] else ())
 
 

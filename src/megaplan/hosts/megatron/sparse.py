@@ -139,9 +139,10 @@ def sparse_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     modules = sorted(recomputed_modules(spec) & ATTENTION_MODULES | frozenset(host.offload_modules) & ATTENTION_MODULES)
     beyond = {
         f"host.model = {host.model}": host.model != "gpt",
-        "its layers and shared_layers, which are not the first attention layers and every n-th": choosing_period(indexer, letters) is None,
-        f"kv_lora_rank = {attention.kv_lora_rank}, but kernels have 512": attention.kv_lora_rank != KERNEL_LATENT,
-        f"{heads} heads on a rank, and kernels have 64 or a multiple of 128": heads != HALF_HEADS and heads % (2 * HALF_HEADS) > 0,
+        "its layers and shared_layers, which are not the first attention layers and every n-th one": choosing_period(indexer, letters)
+        is None,
+        f"kv_lora_rank = {attention.kv_lora_rank}, but the kernels support only 512": attention.kv_lora_rank != KERNEL_LATENT,
+        f"{heads} heads on a rank, but the kernels support 64 or a multiple of 128": heads != HALF_HEADS and heads % (2 * HALF_HEADS) > 0,
         "precision.recipe": spec.precision.recipe is not None,
         f"modules {', '.join(modules)} that are recomputed or offloaded": bool(modules),
         "host.sequence_parallel = false under tp": spec.mesh.tp > 1 and not host.sequence_parallel,

@@ -69,7 +69,7 @@ def training_words(text: str, name: str) -> tuple[dict[str, Any], bool, str]:
         _refuse_other(plain, text, name)
         return dict(words(whole)), False, ""
     read = max(reversed(commands), key=lambda each: (not any("$" in str(value) for value in each.values()), len(each)))
-    others = f"{len(commands)} commands train; the one with the most arguments is read, of equal ones the last" if len(commands) > 1 else ""
+    others = f"{len(commands)} commands train; the one with the most arguments is read, or the last of several" if len(commands) > 1 else ""
     return read, True, others
 
 

@@ -225,7 +225,7 @@ class Arguments:
     def wrong(self, key: str, found: Any, wanted: str) -> None:
         """Reports a value of another type."""
         shown = "has no value" if found is True and ARGUMENTS[key].kind is not Kind.SWITCH else _shown(found)
-        self._refuse(key, diagnostic("MP916", f"{flag(key)} {shown}, and it is {wanted}", self.at(key)))
+        self._refuse(key, diagnostic("MP916", f"{flag(key)} {shown}, but it must be {wanted}", self.at(key)))
 
     def cannot(self, key: str, why: str, instead: Any = None, *otherwise: str) -> None:
         """Reports a value that has no counterpart in a spec; `otherwise` are the hints where there is no value instead."""
@@ -266,7 +266,7 @@ class Arguments:
         whose = "" if model is None else f": its model comes from {flag(model)} {_shown(self.values[model])}"
         program = f" of {self.program.rpartition('/')[2]}" if self.program else ""
         said = (
-            f"no {', '.join(map(flag, ('num_layers', *needed)))}: the launch{program} is of another front end than Megatron-LM's own{whose}"
+            f"no {', '.join(map(flag, ('num_layers', *needed)))}: the launch{program} uses another front end than Megatron-LM's own{whose}"
         )
         hint = "megaplan import hf CONFIG.json, then --set host.name=megatron and the degrees of the launch"
         if "torchtitan" in self.program:
@@ -332,7 +332,7 @@ class Arguments:
         if key in MEANT:
             hints = [f"{MEANT[key]} {_shown(value)}".replace(" True", "")]
         elif names_a_tensor(key, value):
-            said = f"{said}: unknown, and its name says that it decides the size of a tensor"
+            said = f"{said}: unknown, and its name suggests that it decides the size of a tensor"
         return diagnostic("MP913", said, self.at(key), hints)
 
     def _lacking(self) -> Diagnostic:

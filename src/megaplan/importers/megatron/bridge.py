@@ -152,7 +152,7 @@ def _lengths(document: Mapping[str, Any], locate: Callable[[str], Location]) -> 
     said = f"dataset.{key} = {dataset[key]}, model.seq_length = {model['seq_length']}"
     place = locate(f"dataset.{key}")
     if str(dataset.get("_target_", "")).endswith("Provider"):
-        return ((place.line or 0, f"{said}: sequences have the model's length"),)
+        return ((place.line or 0, f"{said}: sequences are planned with the model's length"),)
     hints = (f"dataset.{key}: {model['seq_length']}", f"model.seq_length: {dataset[key]}")
     raise MegaplanError([diagnostic("MP916", f"{said}, and Megatron-Bridge refuses lengths that differ", place, hints)])
 
