@@ -66,7 +66,10 @@ def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[
 
 
 def _issued(issued: int, groups: Iterable[GroupBytes], sent: Callable[[GroupBytes], int]) -> tuple[int, int]:
-    """Outputs of these all-gathers in addition to earlier ones, and the maximum together with an input; 0 if none has an input."""
+    """Outputs of these all-gathers in addition to earlier ones, and the maximum of outputs and an input together.
+
+    0 if no gather has a separate input.
+    """
     most = 0
     for group in groups:
         issued += group.flat_bytes

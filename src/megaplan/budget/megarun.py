@@ -70,7 +70,7 @@ def evaluate(
     memo: BlockMemo | None = None,
     shards: ShardsPool = SHARDS,
 ) -> list[tuple[Evaluation, Container[int]]]:
-    """The evaluations of a job, each with its places in a CP group, the last place first."""
+    """The evaluations of a job, each with the places in a CP group for which it holds, the last place first."""
     cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded, memo=memo, shards=shards)
     if cp == 1 or not any(block.family in SEQUENTIAL_FAMILIES for block in inventory.layers):
         return [(last, range(cp))]
@@ -104,7 +104,7 @@ def stage_ranks(
     *,
     listed: bool = True,
 ) -> list[RankBudget]:
-    """The distinct ranks of some pp ranks, at these places of their CP groups; of equal ones only the first unless `listed`."""
+    """The distinct ranks of some pp ranks, at these places of their CP groups; unless `listed`, only the first of several equal ranks."""
     receives, of_rank = counts.receives, evaluation.layout.by_rank()
     ranks: list[RankBudget] = []
     for pp_rank in pp_ranks:

@@ -87,9 +87,9 @@ def _first(mesh: Mesh, start: int, stop: int, places: Container[int]) -> int:
 PER_MILLE = 1000
 NO_ROUNDING = (0, 0, 0, 0, 0)
 EXPANDABLE_SHARE, SEGMENTS_SHARE = 15, 70
-"""Fitted, per mille of activations: the unused part of the computing stream's pool with expandable segments, and without."""
+"""Fitted: the unused part of the computing stream's pool, in per mille of activations, with expandable segments and without."""
 PLACE_PERCENT = 40
-"""Fitted: a request of more than this part of the free bytes, which are in pieces, fits no piece and grows the pool (in replays 38 to 48).
+"""Fitted: a request above this percentage of the free bytes fits into none of the free pieces and grows the pool (in replays 38 to 48).
 """
 
 
@@ -136,7 +136,10 @@ def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *
 
 
 def _last_requests(chunk: Chunk, *, separate: bool, later: bool) -> tuple[tuple[int, ...], int]:
-    """Allocator requests of the reduction of a slot's own parameters at the end of a backward, and live bytes before; not of pipelines."""
+    """Allocator requests of the reduction of a slot's own parameters at the end of a backward, and the live bytes before it.
+
+    Only without a pipeline.
+    """
     if chunk.policy.pipelined:
         return (), 0
     root = chunk.root
@@ -160,7 +163,7 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, outside_gra
         cells: Cells of a rank, all except overhead.
         reserving: Reserving of the rank.
         step: Peaks of its steps.
-        outside_graphs: Bytes that the optimizer takes while the memory of recorded microbatches is a pool that serves nothing else; else 0.
+        outside_graphs: Bytes that the optimizer allocates while the memory of recorded microbatches is a separate pool; else 0.
         rounding: Bytes that rounding adds in each phase to tensors that have their own segments.
     """
     if not reserving.rounds:
@@ -307,7 +310,7 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
 
 
 def _with_state(cells: PhaseCells, updates: Updates, dropped: int) -> tuple[PhaseCells, bool]:
-    """An update for which all state exists, and True if the peak is AdamW's cast, not an iteration of Muon's.
+    """The peak of an update after all state has been created, and True if it is AdamW's cast, not an iteration of Muon.
 
     AdamW updates first; if its gradients have their own buffer of `dropped` bytes, they are freed when Muon's iterations begin.
     """

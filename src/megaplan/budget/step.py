@@ -37,8 +37,8 @@ class StepPeak(NamedTuple):
     """The peak of a step's forward and backward; `first` is the first step's peak, if it differs.
 
     In the first step the libraries have no workspace yet while the first layer's parameters are gathered, because no product has run.
-    `other_pool_bytes` is the part in pools of streams other than the computing one, `late_bytes` the excess of the final reduction of the
-    slot's own parameters over all earlier points.
+    `other_pool_bytes` is the part in the pools of other streams than the computing one. `late_bytes` is the excess of the final reduction
+    of the slot's own parameters over all earlier points.
     """
 
     total: int
@@ -221,7 +221,10 @@ def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, wei
 
 
 def _others(chunks: Sequence[Chunk], point: RankState) -> int:
-    """Bytes of other microbatches, of other chunks' gradients and gathered parameters, and for W of the running chunk's gathered ones."""
+    """Bytes of other microbatches and of other chunks' gradients and gathered parameters.
+
+    In W also the running chunk's gathered parameters.
+    """
     kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads, partner = point
     chunk = chunks[running]
     total = in_flight[running] * chunk.saved_bytes + waiting[running] * chunk.waiting_bytes

@@ -26,12 +26,12 @@ from megaplan.spec.models import SIDES
 from megaplan.tuples import new
 
 ENDS = ("embedding", *SIDES)
-"""Blocks whose copies on a last slot others use there: a tied head, the depths of multi-token prediction."""
+"""Blocks with a copy on the last slot, which a tied head or the depths of multi-token prediction use there."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
 
 
 Ends = tuple[bool, bool]
-"""True if a slot is the first of a copy of the model; and if it is the last."""
+"""Two flags: True if a slot is the first of a copy of the model, and True if it is the last."""
 
 
 class SlotStorage(NamedTuple):
@@ -107,7 +107,7 @@ class Updates(NamedTuple):
         scratch_bytes: The largest scratch of a round of Muon's.
         state_slack_bytes: Allocator rounding of these.
         host_bytes: State in host memory.
-        buffer_bytes: The buffer through which an update reads and writes these.
+        buffer_bytes: The device buffer through which an update reads and writes the state in host memory.
     """
 
     matrix_bytes: int
@@ -324,7 +324,7 @@ class StoredState:
         return found
 
     def _by_adamw(self, blocks: Sequence[tuple[str, BlockStorage, bool]], units: Iterable[tuple[str, ...]], root: GroupBytes) -> int:
-        """Gradient shards of groups without tensors of Muon: units are groups, the rest of the slot another."""
+        """Gradient shards of groups that have no tensors of Muon: each unit is a group, and the rest of the slot is another group."""
         muon_in_root = any(storage.matrix_scratch for _, storage, layer in blocks if not layer)
         total = 0 if muon_in_root else root.shard_bytes
         for names in units:

@@ -5,7 +5,7 @@
      "edges": {"embedding": {…} or null, "head": {…} or null},
      "boundary_ns": null}
 
-Nothing has a silent default: every layer and both edges must be there, null for an edge that takes no time. `static_bytes` and
+There are no silent defaults: every layer and both edges must be present; an edge that takes no time is null. `static_bytes` and
 `activation_bytes` may be absent or null, which means the budget's own values. The same holds for `boundary_ns`, whose default is the
 modelled time.
 """
@@ -29,7 +29,7 @@ from megaplan.wording import plural, series, show
 
 FORMAT = "megaplan.costs/1"
 MAX_COSTS_BYTES = 16 * 2**20
-"""Sixteen times the 4,096 layers that a model may have, fit."""
+"""A file of this size can hold sixteen times the 4,096 layers that a model may have."""
 MAX_NS = 10**12
 MAX_STORED_BYTES = 2**48
 MAX_DIGITS = 100
@@ -46,7 +46,7 @@ def read_costs(path: str, spec: Spec, inventory: Inventory) -> MeasuredCosts:
 
     Args:
         path: Path as the user wrote it.
-        spec: The spec whose layers it must be of.
+        spec: The spec whose layers the file must describe.
         inventory: Inventory of the spec.
 
     Raises:
@@ -117,7 +117,7 @@ def _digest(document: dict[str, Any]) -> str:
 
 
 class _ReadingError(Exception):
-    """Code and detail of a fault of the JSON itself."""
+    """Code and detail of an error in the JSON syntax."""
 
 
 def _parsed(text: str, name: str) -> Any:
@@ -150,7 +150,7 @@ def _integer(text: str) -> int:
 
 
 class _Checker:
-    """Everything that is wrong with a document, in its order."""
+    """Collects all errors of a document, in the order of the document."""
 
     def __init__(self, file: str) -> None:
         self._file = file

@@ -9,11 +9,11 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
 
 ONCE = ("exposed data", "sharding copies", "optimizer", "host", "fixed")
-"""Terms of a step's time that its microbatches do not have."""
+"""Terms of a step's time that occur once per step, not per microbatch."""
 
 
 def forward_seconds(spec: Spec, inventory: Inventory, seconds: float, terms: Mapping[str, float]) -> float:
-    """The forward's share of the FLOPs, of the time that the step's microbatches take.
+    """Seconds of the forward: its share of the FLOPs, times the time of the step's microbatches.
 
     Args:
         spec: A checked spec.
@@ -29,5 +29,5 @@ def forward_seconds(spec: Spec, inventory: Inventory, seconds: float, terms: Map
 
 
 def recomputes_all(spec: Spec) -> bool:
-    """True if the host itself recomputes every layer, which the cost model's FLOPs do not have."""
+    """True if the host itself recomputes every layer, which the cost model's FLOPs do not include."""
     return not spec.host.kind.trained and spec.host.recompute_num_layers is not None

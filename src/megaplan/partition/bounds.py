@@ -32,7 +32,9 @@ from megaplan.schedules.placement import Placement, slots_of_rank
 
 TURNS, FEWEST_TURNS = 96, 8
 MAX_WORK = 400_000
-"""Positions of slots that all iterations examine: deep stacks get fewer iterations and a bound that is smaller but as valid."""
+"""Number of slot positions that all iterations together examine: deep stacks get fewer iterations, and so a smaller but still valid
+bound.
+"""
 PATH_TURNS = 200
 PACKED_PARTS = 1 << 12
 """`packed` may be below the best bound of its kind by this fraction."""
@@ -80,7 +82,7 @@ def mean_bound(sums: Sequence[SlotSum], num_slots: int, num_layers: int, rules: 
 
 
 def _shortest(weights: Sequence[Sequence[int]], edges: Sequence[int], pins: frozenset[int]) -> tuple[int, list[int]]:
-    """The smallest sum over all slots, and the cuts that attain it, with both ends."""
+    """The minimum over all cuts of a sum over slots, and the cuts that attain it, including both ends."""
     reached: list[int | None] = [0, *[None] * (len(edges) - 1)]
     table = []
     for at in weights:
@@ -160,8 +162,9 @@ class StepBound:
     def _weights(self, path: RankPath, own: Sequence[int]) -> tuple[Weight, ...]:
         """A path as weights of its rank's spans, without transfers.
 
-        The slots before, between and after the rank's own have equal counts on a path, so their time follows from where the own ones end:
-        those before and between are counted with the span after them, those after all with the last span, whose weight is never negative.
+        The slots before, between and after the rank's own have equal counts on a path, so their time follows from the positions at which
+        the rank's own slots end. Slots before and between are counted with the span after them, and slots after all of them with the last
+        span, whose weight is never negative.
         """
         found, outside = [], path.slots[own[0] - 1] if own[0] else self._never
         for slot in own:
@@ -176,7 +179,10 @@ class StepBound:
         return tuple(found)
 
     def _scaled(self, often: Sequence[int], slot: int | None = None) -> list[int]:
-        """Time of all layers before each one, with the given counts of each part, by the device of one slot; the least without one."""
+        """Time of all layers before each one, with the given counts of each part.
+
+        Times are those of one slot's device, or the smallest over the slots if no slot is given.
+        """
         columns = self._before if slot is None else [of_slot[slot] for of_slot in self._own]
         return [sum(map(mul, often, sizes)) for sizes in zip(*columns, strict=True)]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """Excesses of splits of one spec; each split is budgeted once."""
+    """Excesses of splits of one spec; the budget of each split is computed once."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def num_budgets(self) -> int:
-        """Splits budgeted so far, wholly or for one rank."""
+        """Number of splits whose budget was computed so far, for all ranks or for one."""
         return len(self._asked)
 
     @property
@@ -77,7 +77,7 @@ class Memory:
         return max(peak for peak, _ in self.peaks(spans))
 
     def peaks(self, spans: Spans) -> list[tuple[int, int]]:
-        """Bytes at the peak of each pp rank, and the usable bytes left."""
+        """Bytes at the peak of each pp rank, and the remaining usable bytes."""
         found = zip(self.excesses(spans), self._usable_bytes[: self._spec.pp_shares], strict=True)
         return [(over + usable, self._headroom_bytes - over) for over, usable in found]
 

@@ -102,7 +102,7 @@ def moved_by_memory(stack: Stack, memory: Memory, free: tuple[int, ...], praise:
         stack: Layer costs, placement and constraints.
         memory: Budgets of its splits.
         free: The best cuts without limits, which do not fit.
-        praise: Reason that they are the best.
+        praise: Criterion by which they are the best.
         values: Values of the given cuts and of the chosen ones.
     """
     excesses = memory.excesses(spans_of(free, stack.num_layers))

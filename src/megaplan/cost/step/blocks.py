@@ -37,7 +37,7 @@ SEPARATE_SUM = 6 / 8, 6 / 8, 0.0
 FINAL_SHARES = 4 / 8, 6 / 8
 """The same for the final norm: the addition before it belongs to the last layer."""
 LOSS_TIMES = 2
-"""Bytes of the loss minus those with bf16 logits: frameworks convert logits to fp32."""
+"""Additional bytes of the loss compared with bf16 logits, because frameworks convert logits to fp32."""
 MODULES = {
     "core_attn": frozenset({("attention", "attention")}),
     "layernorm": frozenset({("A", "norm")}),
@@ -228,7 +228,7 @@ def _again(recomputed: Recomputed, op: OpWork) -> float:
 
 
 def _products_again(recomputed: Recomputed, letter: str) -> float:
-    """Number of times that backward runs the products of a block again: a half if the policy is per operation."""
+    """Number of times that backward runs the products of a block again: one half if the policy is per operation."""
     if (letter == "E" and "moe" in recomputed.modules) or (letter == "A" and "attention" in recomputed.modules):
         return 1.0
     return 0.5 if recomputed.per_op else recomputed.full

@@ -67,7 +67,7 @@ def padding(work: TimedStep) -> float:
 
 
 def busiest(work: TimedStep, skew: float) -> float:
-    """Rows of the busiest expert rank over the even share, of a layer of this skew; a fixed capacity is all that an expert computes."""
+    """Ratio of the busiest expert rank's rows to the even share for a layer with this skew; 1 with a fixed capacity."""
     moe = work.spec.model.moe
     assert moe is not None
     return 1.0 if skew == 1.0 or moe.capacity_factor is not None else float(moe.busiest_share(skew, work.mesh.ep))

@@ -41,7 +41,7 @@ WAITS = ("tensor", "exchange", "context", "pipeline")
 GATHERS = "gathers"
 """The term of a microbatch's waits for gathers and reductions over data ranks."""
 LEAST = 1e-12
-"""Share of a step up to which a difference of sums is rounding."""
+"""Share of a step below which a difference of sums counts as a rounding error."""
 
 
 class StepTime(NamedTuple):
@@ -59,7 +59,7 @@ class StepTime(NamedTuple):
 
 
 class StepTimer:
-    """Times steps of one model, software and machine on any mesh; the times of blocks are kept by their local shape."""
+    """Times steps of one model, software and machine on any mesh; the times of blocks are cached by their local shape."""
 
     def __init__(self, like: TimedStep, constants: Mapping[str, float] | None = None) -> None:
         """`like` is one of the steps; `constants` are values by name, None for those of the data file."""

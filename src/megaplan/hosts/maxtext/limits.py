@@ -1,4 +1,4 @@
-"""Rules of host maxtext: settings that MaxText does not have, or has with tensors that its budget here does not list."""
+"""Rules of host maxtext: settings that MaxText does not have, or that allocate tensors which the budget does not list."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _layers(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _parts(spec: Spec) -> Iterator[Limit]:
-    """Parts of a model outside its layers, and their masks."""
+    """Limits on parts of a model outside its layers, and on masks."""
     model = spec.model
     for name in type(model.features).model_fields:
         if getattr(model.features, name) is not None:

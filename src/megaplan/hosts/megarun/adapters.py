@@ -1,7 +1,7 @@
 """A block's program under `lora`: its own parameters have no gradients; A and B of adapted linears have.
 
 A frozen linear saves no activation, because only its weight gradient would need its input; torch's product saves its weight, so a
-recomputed region that ends with a frozen linear runs again when that linear's backward begins. An adapted one saves its input, and the
+recomputed region that ends with a frozen linear is recomputed when that linear's backward begins. An adapted linear saves its input and the
 product with A, […, rank]. Its backward makes the gradient of that product, A's and B's gradients, and the input's, into which both products
 are added. Under TP a column-parallel linear gathers its input again in backward only if an adapter reads it. A product with a frozen scale
 saves nothing. Every other operation saves the same tensors, and makes no parameter gradient.
@@ -68,7 +68,7 @@ def adapted_from(program: BlockProgram, letter: str, lora: Lora) -> BlockProgram
 
 
 def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
-    """Bytes of gradients of a scan's parameters, a few numbers per head, which its kernel makes with the others and drops.
+    """Bytes of gradients of a scan's parameters, a few numbers per head, which its kernel computes with the other gradients and drops.
 
     Under CP all gradients of a piece are kernel scratch until they are copied into the rank's gradients.
     """

@@ -15,7 +15,7 @@ LATER = "W"  # the second half of a split backward, among the keepers of a stora
 class Graph(NamedTuple):
     """A program with derived facts: view roots, keepers, and the storages that a recompute region reads, drops and caches.
 
-    `parts` are the operations of each checkpoint in order, where a block has several: each recomputes its part of the region separately.
+    `parts` are the operations of each checkpoint in order, if a block has several: each recomputes its part of the region separately.
     `passed` are storages that the region makes and other blocks keep: they are freed when the region makes them again.
     """
 
@@ -43,7 +43,7 @@ class Graph(NamedTuple):
 
     @property
     def reduced(self) -> frozenset[str]:
-        """Partial sums over a TP group: a bias is added to their sum, so the bias' gradient exists first."""
+        """Partial sums that are reduced over a TP group: a bias is added after the reduction, so in backward its gradient exists first."""
         return frozenset(name for op in self.ops if op.name == REDUCE_SCATTER for name in op.reads)
 
     def run_again(self, part: frozenset[str], wanted: frozenset[str], *, splittable: bool) -> tuple[Op, ...]:

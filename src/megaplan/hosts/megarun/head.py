@@ -138,8 +138,8 @@ def head_storages(
 def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
     """Scratch of head and loss: a slice of logits; in backward the sum for the rows' gradient, and one slice's contribution.
 
-    The contribution is a product of the sum's size, made before the gradient in its own dtype exists: the scratch is its excess over the
-    gradient. If the dtype is the sum's, the sum is the gradient, and products are added to it directly.
+    The contribution is a product of the same size as the sum, and it is made before the gradient in the rows' dtype exists: its excess over
+    the gradient is scratch. If the sum has the gradient's dtype, the sum is the gradient, and products are added to it directly.
     """
     words, wide = slice_columns(rows, vocab), dims.stat_dtype
     product = wide.bytes - dims.dtype.bytes
@@ -152,7 +152,7 @@ def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
 
 
 def _inside_low(dims: Dims, rows: int, vocab: int, low: LowHead) -> Shapes:
-    """Scratch of a head in a recipe's format, alone and with its loss."""
+    """Scratch of a head in a recipe's format: of the head alone, and of head and loss in one operation."""
     of_product = head_scratch("head", (rows, dims.hidden, vocab, dims.dtype.bytes), low.name, fused=low.fused)
     sizes = ScaledHead(rows, dims.hidden, vocab, dims.dtype.bytes, SCALINGS[low.name], low.fused)
     inside = {IN_LOSS: sizes.forward_bytes, BEFORE_LOSS: sizes.backward_bytes}

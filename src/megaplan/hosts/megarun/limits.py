@@ -20,7 +20,7 @@ OF_MEGATRON = frozenset({
 """Options of a model for which only the byte model of Megatron-Core has terms; the output's bias is for latent attention."""
 
 ATTENDS = "fp8_current"
-"""The recipe in which megarun's attention core multiplies: delayed scaling would have a state for the softmax' weights, too."""
+"""The recipe in which megarun's attention core multiplies: delayed scaling would also need a history for the softmax weights."""
 
 
 def megarun_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -44,7 +44,7 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _wide_attention(spec: Spec, recipe: LowPrecision) -> Iterator[str]:
-    """Settings of a spec with which the core in eight bits does not run."""
+    """Settings of a spec that the eight-bit attention core does not support."""
     attention = spec.model.attention
     if recipe.name != ATTENDS:
         yield f"precision.recipe.name = {recipe.name}"
@@ -62,7 +62,7 @@ def _wide_attention(spec: Spec, recipe: LowPrecision) -> Iterator[str]:
 
 
 def _offload(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse a recorded update where state is in host memory."""
+    """Refuse a recorded update if optimizer state is in host memory."""
     host = checked.spec.host
     if host.optimizer_offload is not None and host.graphs == "step":
         detail = (
@@ -73,7 +73,7 @@ def _offload(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _kept_on_host(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse activations in host memory if layers share tensors, or if a layer's tensors never exist at the same time."""
+    """Refuse activations in host memory if layers share tensors, or if a setting keeps parts of a layer's tensors separately."""
     spec, key = checked.spec, "host.activation_offload"
     model, letters = spec.model, spec.host.activation_offload
     for letter in letters:

@@ -34,7 +34,7 @@ PRICED_OPTIONS = frozenset({
     "model.features.mtp.activation",
     "model.features.mtp.bias", "model.features.mtp.experts", "model.features.mtp.pattern",
 })  # fmt: skip
-"""Options of blocks that the byte model of Megatron-Core has terms for."""
+"""Options of blocks for which the byte model of Megatron-Core has terms."""
 NEAREST = {"R": "Megatron's letters are M * - E G D +; the nearest letter, G, is a different recurrence"}
 MOST_EXPERTS = 4096
 """Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
@@ -43,7 +43,7 @@ WHY_UNPRICED = {
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, with fp32 masters",
     "optimizer_cuda_graph": "the graph of the optimizer's step has a separate memory pool",
 }
-"""Features whose tensors are not modelled, and what they add."""
+"""Features whose tensors are not modelled, with the tensors that they add."""
 
 
 def megatron_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -68,18 +68,18 @@ def megatron_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def launch_limits(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Everything that the model class of `host.model` cannot take; arguments as for `megatron_limits`."""
+    """All settings that the model class of `host.model` does not support; arguments as for `megatron_limits`."""
     yield from megatron_limits(spec, letters)
     if spec.host.model == "gpt":
         yield from gpt_limits(spec, letters)
 
 
 def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Everything that Megatron-Core cannot take.
+    """All settings that Megatron-Core does not support.
 
     Args:
         spec: A typed spec whose host is megatron.
-        letters: One a layer.
+        letters: One per layer.
     """
     yield from _families(spec, letters)
     yield from _blocks(spec, letters)
@@ -111,7 +111,7 @@ def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _families(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Families and kinds that Megatron is priced without."""
+    """Families and kinds that host megatron does not price."""
     model = spec.model
     for letter, family in FAMILIES.items():
         if letter in LETTERS or letter not in letters:
@@ -198,7 +198,7 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _routing(spec: Spec) -> Iterator[Limit]:
-    """Routing scores and choices, clamped swiglu, and constants of norms and angles, which launches are written without."""
+    """Routing scores and choices, clamped swiglu, and constants of norms and angles, for which launches have no argument."""
     for option in given_options(spec.model):
         if option.key in ROUTING | SCALES | {"model.moe.swiglu_limit"}:
             detail = f"{option.key} = {option.shown}, but host megatron is exported only with {option.neutral}"
@@ -227,7 +227,7 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _scores(attention: GroupedQueryAttention | LatentAttention) -> Iterator[Limit]:
-    """Rotary frequencies and scores that Megatron computes otherwise, of the same shapes."""
+    """Rotary frequencies and scores that Megatron computes by another rule, with the same shapes."""
     scaling, key = attention.rope_scaling, "model.attention.rope_scaling"
     if attention.softmax_scale is not None:
         detail = f"model.attention.softmax_scale = {attention.softmax_scale:g}, but Megatron's is 1 / sqrt(width)"
@@ -359,7 +359,7 @@ def _fsdp(spec: Spec) -> Iterator[Limit]:
 
 
 def _fsdp_recipe(spec: Spec) -> dict[str, bool]:
-    """A recipe whose gathered weights are not the one-byte row-wise copies that the shards consist of."""
+    """A recipe under which the gathered weights are not the one-byte row-wise copies of which the shards consist."""
     recipe = spec.precision.recipe
     if recipe is None:
         return {}

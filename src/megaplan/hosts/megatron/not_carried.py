@@ -52,7 +52,7 @@ NOT_CARRIED = (
     *reported("rampup_batch_size", "the batch grows; the spec has its last size"),
     *reported("use_transformer_engine_op_fuser", "operators are fused; their saved tensors are counted as those of unfused operators"),
 )
-"""Arguments with no effect on memory and time, or one too small to be modelled, with that effect."""
+"""Arguments whose effect on memory and time is zero or too small to be modelled, with a description of the effect."""
 
 IGNORED_PREFIXES = (
     "log_", "tensorboard_", "wandb_", "one_logger_", "timing_", "save", "load", "ckpt_", "eval_", "data_", "dataloader_", "tokenizer_",
@@ -67,7 +67,7 @@ IGNORED_PREFIXES = (
     "override_opt", "megatron_fsdp_enable_", "use_fused_", "tp_comm_overlap_", "tp_comm_bulk_", "tp_comm_split_", "tp_comm_atomic_",
     "tp_comm_bootstrap_", "no_tp_comm_", "disable_tp_comm_", "redirects",
 )  # fmt: skip
-"""Beginnings of names: files, logs, checkpoints, data, and how processes meet."""
+"""Prefixes of ignored names: files, logs, checkpoints, data, and rendezvous."""
 
 IGNORED = frozenset({
     "activation_offload_fraction", "adam_beta1", "adam_beta2", "adam_eps", "adlr_autoresume", "adlr_autoresume_interval",

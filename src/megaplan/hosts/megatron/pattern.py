@@ -29,12 +29,14 @@ _OTHER_ATTENTION = "D+"
 EMBEDDING, LOSS, MTP = "e", "l", "m"
 """Letters of embedding, loss and one prediction module in a rank's list of operators."""
 SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
-"""Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
+"""Letters for operators whose linears stay in 16 bits in a run with low precision, with the letter of each operator."""
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 ENDS = EMBEDDING + MTP + LOSS
 """Letters that are not operators."""
 VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"], "-"))}
-"""First code points of letters: experts with a skew, attention with another layer's keys, an MLP with parallel attention's norm."""
+"""First code points of the letters for variants: experts with their own skew, attention with another layer's keys, an MLP that reads the
+norm of parallel attention.
+"""
 
 
 def operators(letters: str) -> str:
@@ -48,7 +50,7 @@ def plain(letter: str) -> str:
 
 
 def count(letters: str, operator: str) -> int:
-    """Operators of a kind, in low precision or not, and of every variant."""
+    """Number of operators of a kind, in low precision or not, including every variant."""
     own = letters if letters.isascii() else "".join(map(plain, letters))
     return own.count(operator) + own.count(IN_SIXTEEN_BIT[operator])
 
@@ -183,7 +185,7 @@ def _unfit(detail: str, at: Location, hint: str) -> MegaplanError:
 
 
 def spread_pattern(layers: int, attention: float, mlp: float) -> str:
-    """The pattern of shares of attention and MLP layers, each spread evenly among Mamba's, attention first.
+    """The pattern of shares of attention and MLP layers, each distributed evenly among Mamba layers, attention first.
 
     Args:
         layers: Number of layers.

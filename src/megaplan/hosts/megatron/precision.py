@@ -37,7 +37,7 @@ def state_limits(spec: Spec) -> Iterator[Limit]:
 
 
 def _single(spec: Spec) -> Iterator[Limit]:
-    """Parts that Megatron has in 16 bits alone."""
+    """Parts that Megatron supports only in 16 bits."""
     host, model = spec.host, spec.model
     attention, experts = model.attention, model.moe is not None
     flex, recipe = experts and host.dispatcher == "flex", spec.precision.recipe

@@ -1,4 +1,4 @@
-"""Rows of the table that say how the model is run: degrees, batch, precision, optimizer, kernels and recompute.
+"""Rows of the table that describe the run: degrees, batch, precision, optimizer, kernels and recompute.
 
 Source: `megatron/training/arguments.py` and the config classes that its parser is made from, at d98e8a64.
 """

@@ -1,4 +1,4 @@
-"""Megatron-Core in the step-time model's words."""
+"""Megatron-Core as described by the fields of the step-time model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _framework(host: Host) -> str:
 
 
 def _graphs(host: Host) -> frozenset[str]:
-    """The parts that run from CUDA graphs, in the step model's words."""
+    """The parts that run from CUDA graphs, by their names in the step model."""
     if host.cuda_graphs == "iteration":
         return frozenset({"full"})
     return frozenset(host.cuda_graph_modules or get_args(GraphModule)) if host.cuda_graphs == "layers" else frozenset()

@@ -1,4 +1,4 @@
-"""Rules of host torchtitan: settings that it does not run, or runs with tensors that its ledger here does not list.
+"""Rules of host torchtitan: settings that torchtitan does not support, or supports with tensors that the ledger does not list.
 
 Source: torchtitan/models/llama3, qwen3, distributed/fsdp.py and config/configs.py of pytorch/torchtitan at b5bcd76c.
 """
@@ -21,7 +21,7 @@ from megaplan.spec.settings import VALUES_ALONE, given_options
 RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
 """torchao's name of each recipe that is priced."""
 OTHER_HOST = "host: {name: megarun}"
-"""Fix for a degree or recipe that only megarun has: the host, so that the job does not change."""
+"""Fix for a degree or recipe that only megarun supports: another host, which leaves the job unchanged."""
 NAMES = {"params": "mixed_precision_param", "reduce": "mixed_precision_reduce", "master": "dtype"}
 """torchtitan's keys of the dtypes that a job states."""
 
@@ -97,7 +97,7 @@ def _experts(moe: MixtureOfExperts) -> Iterator[Limit]:
 
 
 def _unsharded(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Degrees with which experts or latent attention run otherwise than is priced."""
+    """Degrees with which experts or latent attention run in a way that is not priced."""
     what = "experts" if "E" in letters else "latent attention" if isinstance(spec.model.attention, LatentAttention) else None
     if what is None:
         return
