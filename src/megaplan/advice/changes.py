@@ -51,7 +51,7 @@ def single_edits(spec: Spec) -> list[Edit]:
 
 
 def moves(spec: Spec) -> Iterator[Edit]:
-    """A factor moved between axes of the mesh, and other numbers of expert ranks."""
+    """Edits of the mesh: a factor moves from one axis to another, or the number of expert ranks changes."""
     mesh = spec.mesh
     for source in AXES:
         for factor in divisors(getattr(mesh, source))[1:]:

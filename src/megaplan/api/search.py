@@ -109,7 +109,7 @@ class Search(Result):
 
     @property
     def complete(self) -> bool:
-        """True if every layout was considered, so that no other one is among the rows."""
+        """True if every layout was considered, so that no other layout can be among the rows."""
         return not self.stopped
 
     @property
@@ -212,9 +212,9 @@ def search(
 
     The global batch, the sequence length and the model stay fixed. The search covers pp, tp, cp, ep, etp, both parts of dp, resharding,
     vocabulary sharding and optimizer sharding, and, as `vary` says, schedule with vpp, micro-batch, recompute by family, gradient
-    precision and kernels. Of the cuts that fit, the ones with the least time of the busiest slot (or rank) are chosen; with pairs in turns,
-    the ones with the shortest step. `pools` keep their devices and their order; the number of pipeline ranks of a layout must divide each
-    pool into whole stages.
+    precision and kernels. Among the cuts that fit, it chooses those with the shortest time of the slowest slot (or rank); with pairs in
+    turns, those with the shortest step. `pools` keep their devices and their order; the number of pipeline ranks of a layout must divide
+    each pool into whole stages.
 
     Args:
         source: A spec: a path, a mapping, or a job that was loaded.

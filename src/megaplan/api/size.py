@@ -102,14 +102,14 @@ def _scaled(job: LoadedJob, gpus: int) -> tuple[str, ...]:
 
 
 def _is_changed(job: LoadedJob, key: str) -> bool:
-    """True if a change of the command states a key, alone or in its section."""
+    """True if a change of the command states a key, directly or as part of its section."""
     section, _, name = key.partition(".")
     keys = {text.partition("=")[0].strip().lower() for text in job.changes}
     return key in keys or (section in keys and name in getattr(job.spec, section).model_fields_set)
 
 
 def _microbatches(job: LoadedJob, size: JobSize, gpus: int) -> tuple[str, ...]:
-    """The change of `schedule.num_microbatches` that gives the global batch; none where nothing states it.
+    """The change of `schedule.num_microbatches` that gives the global batch; None if no global batch is given.
 
     Raises:
         MegaplanError: MP495, data ranks and micro-batch do not divide it.

@@ -294,10 +294,7 @@ def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bo
 
 
 def casting(unit: Unit, *, together: bool) -> int:
-    """Largest bytes while a group's first gradients are cast after the backward of its first layer.
-
-    The experts' gradients of that layer are separate.
-    """
+    """Largest bytes of a group's first gradients, and of its first layer's experts, while they are cast after its last backward."""
     dense, experts = unit.opens, unit.bank
     if together:
         made = sum(map(made_bytes, (unit, *unit.followers)))

@@ -1,4 +1,4 @@
-"""`megaplan explain lora`: what adapters on a frozen model change in an estimate."""
+"""`megaplan explain lora`: effects of adapters on a frozen model on the estimate."""
 
 from __future__ import annotations
 

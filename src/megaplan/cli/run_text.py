@@ -1,4 +1,4 @@
-"""A whole run for a terminal: length and cost, where time goes, checkpoints, and what would gain."""
+"""A whole run for a terminal: length and cost, where time goes, checkpoints, and changes that would save time."""
 
 from __future__ import annotations
 

@@ -83,7 +83,8 @@ def search(
 ) -> int:
     """Find the layouts with the shortest step that fit, and why the others lost. Exits 1 if nothing fits.
 
-    The first answer takes seconds. It is improved until a time limit, until it is within 1 % of a bound of all layouts, or the proof.
+    The first result takes seconds. The search improves it until a time limit, until it is within 1 % of a bound for all layouts, or until
+    the proof.
     """
     from megaplan.api.search import search as searched  # noqa: PLC0415
     from megaplan.cli.search_sizes import batch_of_sizes, sizes_of, with_host  # noqa: PLC0415

@@ -83,7 +83,7 @@ def _prices(text: str | None) -> dict[str, float]:
 def batch_of_sizes(
     source: str, changes: Sequence[str], sizes: Sequence[Size], given: int | None
 ) -> tuple[int | None, tuple[Diagnostic, ...]]:
-    """The global batch of every size; if a model's config leaves it open, the batch for the most devices. Also the notes of reading.
+    """The global batch of every size; if a model's config does not state it, the batch for the most devices. Also the notes of reading.
 
     Raises:
         MegaplanError: Errors of `megaplan.load`; MP495, the batch is larger than a search takes.

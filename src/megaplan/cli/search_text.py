@@ -19,7 +19,7 @@ HEAD = ("", "step", "tok/s/dev", "MFU", "peak GiB", "free", "bubble", "comm", "m
 
 
 def search_lines(found: Search, written: Sequence[str], price: float | None = None) -> Iterator[StyledLine]:
-    """Rows with their commands, why other classes lost, the certificate."""
+    """Rows with their commands, the reasons why other classes of layouts lost, and the certificate."""
     batch = found.job.spec.global_batch_size
     state = {"": "", "interrupt": "; interrupted: the best so far"}.get(found.stopped, "; the best so far")
     yield f"{found.job.spec.name} on {found.devices_text}, {plural(batch, 'sequence')} per step{state}", "bold"
@@ -114,7 +114,7 @@ def _cells(number: int, row: LayoutRow) -> tuple[str, ...]:
 
 
 def _peaks(row: LayoutRow) -> Iterator[StyledLine]:
-    """The first row's peak on each type of device; nothing with one type."""
+    """The first row's peak on each type of device; empty if there is only one type."""
     peaks = [f"{pool.device} {format_gib(pool.peak_bytes, 1)} GiB, {format_gib(pool.headroom_bytes, 1)} free" for pool in row.pools]
     if peaks:
         yield from ((line, "") for line in wrap(f"peaks of the first row: {'; '.join(peaks)}", indent="  "))

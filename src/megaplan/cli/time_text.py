@@ -33,7 +33,7 @@ def time_lines(time: PlannedTime | str) -> Iterator[str]:
 
 
 def turns_text(time: PlannedTime) -> str:
-    """The exchanges that pairs in turns hide, and those that are waited for; nothing without turns."""
+    """The exchanges that pairs in turns hide, and those for which a step waits; empty without turns."""
     if time.turns is None:
         return ""
     hidden, waited = _text(time.turns.hidden), _text(time.turns.seconds - time.turns.hidden)

@@ -111,7 +111,7 @@ class CheckpointSizes(NamedTuple):
 
     @property
     def memory_copies_bytes(self) -> int:
-        """The most host memory that copies of each step take on a node."""
+        """Largest host memory that the in-memory copies of each step take on a node."""
         return STATES_IN_MEMORY * max(self.node_host_bytes)
 
 

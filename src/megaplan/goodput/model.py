@@ -15,7 +15,7 @@ from math import exp, expm1, sqrt
 from typing import NamedTuple
 
 LARGEST_EXPONENT = 500.0
-"""Above this exponent nothing is ever saved."""
+"""Above this exponent the job never completes a save."""
 BISECTIONS = 80
 
 

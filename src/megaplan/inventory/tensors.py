@@ -223,7 +223,10 @@ class Inventory:
 
     @cached_property
     def variants(self) -> dict[Hashable, Any]:
-        """Variants of the blocks, by what they depend on besides the inventory: an evaluation keeps them here for the next one."""
+        """Cached variants of the blocks, by the settings on which they depend besides the inventory.
+
+        One evaluation stores them for the next.
+        """
         return {}
 
     @cached_property
@@ -291,5 +294,5 @@ class MatrixRound(NamedTuple):
 
 
 def matrix_round(count: int, elements: int, degree: int) -> MatrixRound:
-    """The rounds of a tensor with `count` matrices of which `degree` ranks have equal shares."""
+    """The rounds in which `degree` ranks, which share them equally, process the `count` matrices of a tensor."""
     return MatrixRound(count // degree, elements, 1) if count % degree == 0 else MatrixRound(count, elements, degree)

@@ -193,7 +193,7 @@ def sequential_states(num_microbatches: int) -> tuple[RankState, ...]:
 
 
 def non_dominated(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
-    """The vectors that no other one reaches in every component, in lexicographic order."""
+    """The vectors that no other vector dominates in every component, in lexicographic order."""
     kept: list[Vector] = []
     for vector in sorted(set(vectors), reverse=True):  # the vectors that dominate a vector come before it
         if not any(all(map(ge, other, vector)) for other in kept):

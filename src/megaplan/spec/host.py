@@ -148,7 +148,7 @@ def _given(key: str, value: int) -> Figure:
 
 
 RESERVED_PERCENT = 10
-"""Percent that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
+"""Percentage that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
 FRAGMENTATION_PERCENT = 5
 """Percent that Megatron reserves above allocated, fitted: on average 4.7 of seven runs whose segments grow (2.4 to 10.9), 5.1 of three with
 graphs of layers as well (2.8 to 7.8), and 4.5 of 152 ranks whose segments do not grow (0.7 to 9.3); docs/reference/public-reports.md lists
@@ -324,7 +324,7 @@ class Host(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_usual_dispatcher(cls, given: Any) -> Any:
-        """Null for the host's default dispatcher, so that stating it changes nothing."""
+        """Replaces the host's default dispatcher by null, so that stating the default changes no digest."""
         if isinstance(given, dict) and "moe_dispatcher" in given:
             kind = HOSTS.get(str(given.get("name", cls.model_fields["name"].default)))
             if kind is not None and given["moe_dispatcher"] == kind.dispatchers[0]:
@@ -353,7 +353,7 @@ class Host(Section):
 
     @property
     def dispatcher(self) -> str:
-        """The way of tokens to experts of other ranks; null is the host's default."""
+        """The exchange by which tokens reach experts of other ranks; null is the host's default."""
         return self.kind.dispatchers[0] if self.moe_dispatcher is None else self.moe_dispatcher
 
     @property

@@ -22,7 +22,7 @@ _USED_DTYPES = (*_BUILT_DTYPES, DType.FP16)
 
 
 def _indexed_bias(spec: Spec) -> object | None:
-    """A relation bias where layers choose keys: neither the choice nor its loss takes a bias, and no public model has both."""
+    """Refuses a relation bias with an indexer: neither the choice of keys nor its loss supports a bias, and no public model has both."""
     attention = spec.model.attention
     indexed = isinstance(attention, LatentAttention) and attention.indexer is not None and bool(attention.indexer.layers)
     return "given, with model.attention.indexer" if spec.model.features.relation_bias is not None and indexed else None

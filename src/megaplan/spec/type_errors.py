@@ -86,7 +86,7 @@ def near_keys(path: KeyPath, document: Any, value: Any) -> list[str]:
 
 
 def meant_settings(path: KeyPath, document: Any, value: Any) -> list[tuple[KeyPath, Any]]:
-    """Keys that an unknown key may have meant and whose type takes its value, each with the value; a size is in bytes there."""
+    """Keys that may have been meant by an unknown key and whose type accepts its value, each with the value; sizes are in bytes."""
     if str(path[-1]).lower() in GLOBAL_BATCH and isinstance(value, int):
         known = isinstance(document, Mapping) and document  # without the other factors of the batch, the quotient is not known
         return [(("schedule", "num_microbatches"), count) for count in microbatches_of(document, value)] if known else []
@@ -133,7 +133,7 @@ def _meant_keys(path: KeyPath, document: Any) -> list[KeyPath]:
 
 
 def _elsewhere(plain: str, wanted: set[str]) -> list[KeyPath]:
-    """Keys of any section by their last names; by a similar one if there is none."""
+    """Keys of any section with this last name, or with a similar one if there is none."""
     elsewhere = [key for key in all_keys() if key[-1] in wanted]
     if elsewhere:  # excludes keys that are nested much deeper than the wrong one, such as those of an encoder
         shallow = min(map(len, elsewhere)) + 1
@@ -195,7 +195,7 @@ def _depth(fault: Fault) -> int:
 
 
 def _line(fault: Fault, text: str) -> str:
-    """The line `key: value` that has `text` in the place of the value; of a list, all its items are in it."""
+    """The line `key: value` that has `text` in the place of the value; if the value is a list, the line has all its items."""
     depth = _depth(fault)
     return f"{fault.path[depth - 1]}: {_with_item(_at(fault.document, fault.path[:depth]), fault.path[depth:], text)}"
 

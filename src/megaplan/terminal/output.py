@@ -49,7 +49,7 @@ def write(text: str) -> None:
 
 
 def flush() -> None:
-    """Write what stdout has buffered.
+    """Write the buffered output of stdout.
 
     Raises:
         OutputError: It could not be written.

@@ -100,7 +100,7 @@ def test_other_notations_are_translated(text: str, hint: str) -> None:
         ("", 4, "MP304", "model.pattern = ''", "pattern: AD"),
         ("   ", 4, "MP304", "model.pattern = '   '", "pattern: AD"),
         ("A E", 4, "MP306", "with a space at column 2", "pattern: AE"),
-        ("AE|M", 4, "MP303", "3 letters and '|', so it is not cycled, but model.num_layers = 4", "num_layers: 3"),
+        ("AE|M", 4, "MP303", "3 letters and '|', so it is not cycled, and model.num_layers = 4", "num_layers: 3"),
     ],
 )
 def test_shape_errors_show_the_text_and_the_repair(text: str, num_layers: int, code: str, detail: str, hint: str) -> None:

@@ -88,7 +88,7 @@ def _saved_bytes(sizes: TrapezoidalScan) -> int:
 
 
 def _trapezoidal_pieces(dims: Dims, sizes: TrapezoidalScan, copied_states: int, copied_starts: int, parameter_bytes: int) -> KernelScratch:
-    """Mamba-3's scan of a piece: state and phase are parts of the result that is passed on, so views of it are copied."""
+    """Mamba-3's scan of a piece: state and phase are views of the result that is passed on, so they are copied."""
     of_last = DType.FP32.bytes * dims.batch * sizes.heads * sizes.angles
     whole = sizes.forward_bytes()
     viewed = sizes.angles > 0 and dims.batch * sizes.heads > 1
