@@ -10,7 +10,7 @@ SIGNAL_STATUS = 128
 
 
 def end(number: int, _: FrameType | None) -> None:
-    """End at once: until training takes the signals over there is nothing to save, and an import may drop an exception."""
+    """End at once: before training handles signals there is nothing to save, and an import may drop an exception."""
     os._exit(SIGNAL_STATUS + number)
 
 

@@ -72,7 +72,7 @@ class RemotePath:
         return bool(self._tried("looked at", lambda: _filesystem(self.url).isfile(self._path)))
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """Entries of the folder; nothing if it does not exist."""
+        """Entries of the folder; empty if it does not exist."""
         try:
             found = self._tried("listed", lambda: _filesystem(self.url).ls(self._path, detail=False))
         except FileNotFoundError:
@@ -184,7 +184,7 @@ class RemotePath:
 
 
 AnyPath = Path | RemotePath
-"""A place of checkpoints: a folder of this machine, or of a storage."""
+"""Location of checkpoints: a folder on this machine, or in a storage."""
 
 
 def any_path(word: str) -> AnyPath:

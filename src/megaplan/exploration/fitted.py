@@ -67,7 +67,8 @@ class FittedClock:
     def bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
         """The bound assumes that work is spread evenly over the ranks.
 
-        It also assumes that the passes of the whole model hide the exchanges of data ranks. A pass combines device and host time by a norm, so the passes of all stages take at least as long as one pass of the whole model.
+        It also assumes that the passes of the whole model hide the exchanges of data ranks. A pass combines device and host time
+        by a norm, so the passes of all stages take at least as long as one pass of the whole model.
         """
         like = self._steps.get(policy)
         if like is None:

@@ -131,7 +131,7 @@ def _overlap(boxes: Sequence[Box]) -> tuple[int, ...] | None:
 
 
 def file_ends(tensors: dict[str, SavedTensor]) -> dict[str, int]:
-    """The size in bytes that each file of an index has at least, by name."""
+    """The smallest possible size in bytes of each file of an index, by name."""
     ends: dict[str, int] = {}
     for chunk in _chunks(tensors):
         ends[chunk.file] = max(ends.get(chunk.file, 0), chunk.offset + chunk.length)

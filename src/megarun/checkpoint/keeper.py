@@ -27,7 +27,7 @@ from megarun.launch.interrupt import Interrupt, largest
 from megarun.remote import RemotePath, any_path
 
 SETTLE_SECONDS = 5.0
-"""Less than the other ranks of a failed job wait before they exit."""
+"""Shorter than the time for which the other ranks of a failed job wait before they exit."""
 
 
 class Keeper:
@@ -127,7 +127,7 @@ class Keeper:
     def _load(self, trainer: Trainer) -> tuple[int, DataProgress]:
         """Load the checkpoint that was found; with `--resume auto` an unreadable checkpoint is skipped for the previous one.
 
-        Its files match their checksums, so it was saved unreadable, or the disk fails now.
+        Its files match their checksums, so either it was already unreadable when it was saved, or the disk fails now.
         """
         run = self._run
         while True:

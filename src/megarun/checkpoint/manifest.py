@@ -240,7 +240,7 @@ def damaged_files(checkpoint: AnyPath, manifest: Manifest, share: tuple[int, int
 
 
 def unlisted_files(checkpoint: AnyPath, manifest: Manifest) -> list[str]:
-    """Files that the manifest must list and does not, or lists too short, one line each; no data file is read.
+    """Files that the manifest must list but does not, or lists with too small a size, one line each; no data file is read.
 
     If rank 0 could not see the files of other nodes, both folder and manifest may lack them; only the index lists them.
     """

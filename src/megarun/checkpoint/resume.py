@@ -221,7 +221,7 @@ def _wanted(items: list[tuple[str, Pieces]], found: Found, spec: Spec, *, weight
 
 
 def _fits(name: str, saved: tuple[int, ...], pieces: Pieces) -> bool:
-    """False for a history of delayed scaling of another length, which begins again."""
+    """False for a history of delayed scaling with another length; such a history starts again."""
     return not is_scaling(name) or saved == tuple(pieces.shape)
 
 

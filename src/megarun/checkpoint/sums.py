@@ -46,7 +46,7 @@ def record_of(path: AnyPath) -> FileRecord:
 
 
 def known_sums(folder: AnyPath) -> Known:
-    """Sums that this process has of the files of a folder, for the other ranks."""
+    """Checksums of a folder's files that this process knows, for the other ranks."""
     return {key: sha256 for key, sha256 in _KNOWN.items() if key[0].startswith(f"{folder}/")}
 
 

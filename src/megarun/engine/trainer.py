@@ -167,7 +167,7 @@ class Trainer:
         return DelayedUpdates([stage.delayed for stage in in_order if stage.delayed is not None], self.mesh, spec.num_copies)
 
     def take_note(self) -> str | None:
-        """A message for the log that has not been taken yet; None if there is none."""
+        """A message for the log that was not returned before; None if there is none."""
         return self._runner.take_note() if isinstance(self._runner, GraphedRunner) else None
 
     def scale_losses(self, scale: float) -> None:

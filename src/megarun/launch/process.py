@@ -1,4 +1,6 @@
-"""The identity of a process, which shows whether it still runs; a process id alone is used again and means nothing on another machine."""
+"""The identity of a process, which shows whether it still runs; a process id alone is not sufficient: it is reused, and has no meaning
+on another machine.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ START_TIMEOUT_SECONDS = 60.0
 FLIGHT_RECORDER_ENTRIES = "2000"
 RESOLVE_SECONDS = 20.0
 CONNECT_FACTOR = 2.0
-"""Times of `--start-timeout` in which the ranks must have connected to each other."""
+"""Factor of `--start-timeout` within which the ranks must have connected to each other."""
 JOIN_SECONDS = 2.0  # the store's own attempts end slightly after the limit
 MOST_NAMED = 8
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"

@@ -70,7 +70,7 @@ class StepTimes:
         mesh: Mesh of the plan.
         rank: This rank.
         group: gloo group of all ranks.
-        sampler: Measures waiting; None where nothing does.
+        sampler: Measures waiting; None without such measurements.
     """
 
     def __init__(self, mesh: Mesh, rank: int, group: dist.ProcessGroup, sampler: WaitSampler | None) -> None:
@@ -84,7 +84,7 @@ class StepTimes:
         return time.perf_counter()
 
     def add(self, step: int, step_seconds: float, data_seconds: float) -> RankTimes | None:
-        """Add a step; every `EVERY_STEPS` steps a line for all ranks. Collective then.
+        """Add a step; every `EVERY_STEPS` steps it returns a line for all ranks, and is then collective.
 
         Args:
             step: Optimizer steps done.

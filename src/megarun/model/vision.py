@@ -198,7 +198,7 @@ class Projector(nn.Module):
 
 
 def _graph(wanted: bool) -> AbstractContextManager[Any]:
-    """The context of a part: without a graph unless it is wanted."""
+    """The autograd context of a part: without a graph unless one is needed."""
     return nullcontext() if wanted else torch.no_grad()
 
 
@@ -240,6 +240,8 @@ def _copied(stream: Tensor, spare: bool) -> Tensor:
 
 
 def merged(stream: Tensor, rows: Tensor, places: Tensor, *, spare: bool = False) -> Tensor:
-    """The stream [B, t, h] with rows [n, h] in `places`, int64 [n], of its B · t positions; with `spare` B · t is a place of none."""
+    """The stream [B, t, h] with rows [n, h] in `places`, int64 [n], of its B · t positions; with `spare` the place B · t is outside the
+    stream.
+    """
     found: Tensor = _Merge.apply(stream, rows, places, spare)  # type: ignore[no-untyped-call]
     return found

@@ -226,7 +226,7 @@ class Muon(torch.optim.Optimizer):
         self._apply(members, [local(each.parameter) for each in members], _as_stored(self._own_part(kind, x), members, count), rate)
 
     def _update_dealt(self, kind: RoundKey, deal: Deal, rate: Tensor, scale: Tensor) -> None:
-        """A round of matrices of which each rank has rows."""
+        """Update a round of matrices of which each rank has some rows."""
         gradients = self._gradients(deal.members)
         sent = deal.outgoing(gradients[0], self.iteration_dtype)
         nesterov_(deal.rows(self._momenta(deal.members)), deal.rows(gradients), deal.views(sent), MOMENTUM, scale)

@@ -198,7 +198,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 yield record
 
     def declare(self, record: StorageRecord) -> None:
-        """Count bytes that no operation shows, as allocated now."""
+        """Count bytes as allocated now that no traced operation allocates."""
         self._event(record, record.nbytes)
 
     def record_transient(self, record: StorageRecord) -> None:

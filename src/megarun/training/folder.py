@@ -4,7 +4,7 @@ Rank 0 holds `run.lock` in it, with host, process and a token, and touches it ev
 metrics and remove each other's checkpoints. The token is also the probe: a rank that does not read it in its `--out` has another folder,
 and no save would be complete.
 
-A lock whose process has ended, or that no process has touched for half a minute, is taken over: a killed run leaves it behind. Times are
+A lock whose process has ended, or that no process has touched for half a minute, is taken over: a killed run leaves its lock. Times are
 those of the file system, so that clocks of nodes may differ; an absolute time means nothing, only whether it changes.
 
 A read must be confirmed before it ends a job: a lock that is unreadable or invisible does not belong to another job. Only the token of

@@ -1,4 +1,4 @@
-"""Pairs of a forward and a backward whose experts' exchanges lie behind each other's computations (`host.moe_overlap`).
+"""Pairs of a forward and a backward whose exchanges of experts' rows overlap with each other's computations (`host.moe_overlap`).
 
 torch's runtime of pipeline actions runs the two parts of `OVERLAP_F_B` one after the other. Here they take turns at every exchange of rows
 (`megarun.parallel.groups.turns`). Before and after its computation each does the same as torch's runtime for a single action; the messages

@@ -113,7 +113,7 @@ class BatchLoss(nn.Module):
         self._held = None
 
     def held_tensors(self) -> list[Tensor]:
-        """The divisor on the device, if it is there."""
+        """The divisor of the loss, if it is on the device."""
         return [] if self._held is None else [self._held]
 
     def _divided(self, loss: Tensor) -> Tensor:

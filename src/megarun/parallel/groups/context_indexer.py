@@ -2,7 +2,7 @@
 
 Keys, values and the indexer's keys are gathered, and again in backward; the saved tensors are those of a single rank, for local tokens. A
 query selects from all earlier positions, in the order of the sequence, so the selection equals that of one rank. A selection that other
-layers share is of local queries, among the keys of the whole sequence.
+layers share is that of the local queries among the keys of the whole sequence.
 """
 
 from __future__ import annotations
