@@ -119,7 +119,7 @@ def train_on_two_nodes(folder: Path, name: str, steps: int, *more: str) -> tuple
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     seconds = [line["step_seconds"] for line in lines if "step_seconds" in line]
     ranks = [json.loads(path.read_text()) for path in sorted(left.glob("*.json"))]
-    # `keep` waits, too, at once: the update before it has waited
+    # `keep` also waits here, but not for long: the previous update has already waited
     waits = [[begun + waited for begun, waited in zip(rank["keep"], rank["wait"][2::2], strict=False)] for rank in ranks]
     return sum(seconds[1:]), [max(each) for each in zip(*waits, strict=True)]
 

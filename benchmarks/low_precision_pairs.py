@@ -25,31 +25,36 @@ TRAINED_SECTION = """## What megarun trains
 `fp8_current` (one scale per matrix) and `fp8_rowwise` (one scale per row and column of a product), for the linears and the expert banks
 of the layers that `families` and `first_last_bf16` cover. Embeddings, routers, the sparse indexer and
 prediction depths stay in 16 bits, and without `head` and `attention` so do the output head and the attention core.
-Layers that `precision.families` gives another dtype than `params` multiply in eight bits if that is bf16; in fp32 and fp16 their products
-are plain ones of that dtype, which `estimate --explain` lists.
-Inputs and weights are e4m3. Outputs' gradients are e5m2 under fp8_current and e4m3 under fp8_rowwise, as in torchao, unless `format` says
-otherwise; all three products of a linear multiply in 8 bits. Scales are powers of two ([decision
+If `precision.families` gives a layer another dtype than `params`, its linears multiply in eight bits if that dtype is bf16; in fp32 and
+fp16 they are plain products of that dtype, and `estimate --explain` lists them.
+Inputs and weights are e4m3. Gradients of outputs are e5m2 under fp8_current and e4m3 under fp8_rowwise, as in torchao, unless `format`
+states another format; all three products of a linear multiply in 8 bits. Scales are powers of two ([decision
 14](../decisions/0014-powers-of-two-as-scales.md)).
 
-`fp8_delayed` is Transformer Engine's DelayedScaling, for the same linears and banks: a matrix is multiplied by a factor that follows from
-its largest magnitudes of earlier steps, the format's largest number over the largest of `amax_history` steps (`amax_compute: max`) or
-over that of the last step (`most_recent`), divided by 2 to the power `margin`. It is no power of two. Elements beyond the format's
-largest number become that number. Inputs, weights and outputs' gradients of each product have a factor each, of one in the first step; a
-bank has one for its matrices and one for its rows, as under fp8_current. A step has one update, after the optimizer's: all its
-microbatches, and what recompute runs again, multiply by equal factors. Transformer Engine updates after each autocast region, and keeps
-casts of weights over microbatches, which megarun makes again. Largest magnitudes are reduced in one collective over all ranks of a stage,
+`fp8_delayed` is Transformer Engine's DelayedScaling, for the same linears and banks: before a matrix is rounded, it is multiplied by a
+factor that follows from its largest magnitudes in earlier steps. The factor is the format's largest number divided by the largest magnitude
+of `amax_history` steps (`amax_compute: max`) or of the last step (`most_recent`), and by 2 to the power `margin`. It is not a power of two.
+Elements beyond the format's largest number are clamped to it. Inputs, weights and output gradients of each product have separate factors,
+which are 1 in the first step; a bank has one factor for its matrices and one for its rows, as under fp8_current.
+
+Factors are updated once per step, after the optimizer's update, so all microbatches of a step, including their recompute, use equal
+factors. Transformer Engine updates factors after each autocast region and keeps casts of weights over microbatches; megarun repeats these
+casts. Largest magnitudes are reduced in one collective over all ranks of a stage,
 so a layout rounds as one process does. A rank keeps 12 · (`amax_history` + 3) bytes for each weight, in `activations`; histories and
 factors are in checkpoints, and a run continues bitwise under the same plan, or with other cuts and data ranks. A history of another
-length, or of another recipe, begins again (MP679). Evaluations record nothing, and a step that is skipped leaves no trace. Triton kernels
+length, or of another recipe, begins again (MP679). Evaluations and skipped steps do not change histories. Triton kernels
 read a matrix once, since its scale is known ([decision 47](../decisions/0047-delayed-scaling.md)).
 
 All products of an expert bank are in 8 bits: the forward products and the gradients of rows and matrices. The bank's gradients are e4m3
-whatever `format` says, since torch's scaled grouped product accepts nothing else. That product returns bf16 on Hopper; with other dtypes
+whatever the value of `format`, since torch's scaled grouped product accepts nothing else. That product returns bf16 on Hopper; with other
+dtypes
 and generations each expert has its own product. Under fp8_current the bank's matrices share one scale, and so do its rows. Under
-fp8_rowwise each row of a matrix has a scale, or, if a product sums over rows, each column of an expert's matrix or rows. Widths of experts
+fp8_rowwise each row of a matrix has a scale; if a product sums over rows, each column has a scale instead, separately for each expert.
+Widths of experts
 are multiples of 16 (MP508). Tokens are quantised once, and their copies are gathered for each expert. On one rank the tokens are kept in
-16 bits, since the router keeps them anyway, and are quantised again in backward. Rows from other ranks are kept by nothing else, so for
-them the transposed copy is kept that the weight gradients multiply; each expert's rows are padded to a multiple of 16, at least 16. Under
+16 bits, since the router keeps them anyway, and are quantised again in backward. No other operation keeps the rows from other ranks, so the
+bank keeps their transposed 8-bit copy, which the weight gradients multiply; each expert's rows are padded to a multiple of 16, at least 16.
+Under
 selective recompute, which runs the bank again, the rows are kept.
 
 On a GPU the products are torch's scaled matmul; on a CPU they are fp32 products of the same 8-bit values, so that parity, ledger and trace
@@ -72,12 +77,12 @@ more than the variation of the difference between windows of 20 steps.
 
 `mxfp8`, `nvfp4` and `fp8_blockwise` are emulated, for the same linears and banks: operands have the formats' exact values, as Transformer
 Engine defines them, and products are in fp32. MXFP8 has blocks of 32 elements along the summed dim and scales that are powers of two,
-rounded up. NVFP4 has blocks of 16 with scales in e4m3 and a factor of the matrix; weights share a scale among 16 x 16 elements, what
-weight gradients multiply is transformed by a Hadamard matrix of 16 tokens, and outputs' gradients round stochastically, by a hash of an
-element's place and the matrix' largest number, so that a recomputed or resumed step rounds equally. Blocks of fp8_blockwise have 128
-elements, in a weight 128 x 128, and scales in fp32 that are powers of two. A copy that a product keeps for its backward is as large as in
-the format itself: its elements, and a scale of each block of tokens. Rows that other ranks have sent to a bank are kept in 16 bits. Inside
-a product the operands are fp32, which the estimate counts; such a step has no time.
+rounded up. NVFP4 has blocks of 16 with scales in e4m3 and a factor of the matrix; weights share a scale among 16 x 16 elements, operands of
+weight gradients are transformed by a Hadamard matrix over 16 tokens, and output gradients are rounded stochastically. The random bits are a
+hash of an element's place and the matrix' largest magnitude, so that a recomputed or resumed step rounds in the same way. Blocks of
+fp8_blockwise have 128 elements (in a weight 128 x 128) and fp32 scales that are powers of two. A copy that a product keeps for its backward
+has the size of the real format: its elements, and one scale per block of tokens. Rows that other ranks have sent to a bank are kept in 16
+bits. Inside a product the operands are fp32; the estimate counts them, but such a step has no step time.
 
 With four layers of the demo's model (AMED) and batches of 512 tokens, 200 steps end in a mean loss of the last 20 of 3.557 in bf16 (7.123
 in the first 20), 3.541 (-0.45 %) under mxfp8, 3.568 (+0.33 %) under nvfp4 and 3.559 (+0.05 %) in fp16; a slow test requires at most 1 %,
@@ -90,43 +95,49 @@ With `param_gather` a rank packs its shard of a weight of these linears, and FSD
 the scales of their blocks, per element 1 byte under fp8_delayed, fp8_current, fp8_blockwise and fp8_rowwise (and 4 bytes per row), 1.03
 under mxfp8 and 0.56 under nvfp4. Under fp8_delayed factors are known before a gather, and no maxima are exchanged for it. A shard is
 rounded to `params` first, so the gathered weights are bit by bit those that a product would make of a weight gathered in 16 bits, or in
-fp32 with `params: fp32`. There is no copy of the weight with 16 bits. A weight is packed if each shard has whole blocks: rows of a shard
-are a multiple of 32 under mxfp8 and of 16 under nvfp4, with as many columns. The matrices of a bank of experts are packed as the rows of
-all its experts, of which each has whole blocks, too. The others are gathered as without the key, and so are layers of `first_last_bf16`,
-norms, routers and all that the recipe leaves out; a larger width, or a smaller `dp_shard`, makes the rows of shards whole. `estimate
---explain` lists the weights that are packed and those that are not, with the reason. What no other rank shares is not gathered, and
-nothing changes.
+fp32 with `params: fp32`. There is no copy of the weight with 16 bits. A weight is packed if each shard consists of whole blocks: the rows
+of a shard, and its columns, must be a multiple of 32 under mxfp8 and of 16 under nvfp4. The matrices of a bank of experts are packed as the
+rows of
+all its experts, of which each has whole blocks, too. Other weights are gathered as without the key, and so are layers of `first_last_bf16`,
+norms, routers and all other parameters that the recipe does not cover. A larger width or a smaller `dp_shard` can give shards whole blocks.
+`estimate
+--explain` lists the weights that are packed and those that are not, with the reason. Weights that no other rank shares are not gathered,
+and nothing changes for them.
 
-With `attention`, under fp8_current, the core's dot products are of eight-bit operands in the layers that the recipe covers: queries, keys,
-values and the output's gradient have a scale each, the softmax' weights a constant factor of 2^8, and the gradient of scores its own
-scale; softmax is in fp32 ([decision 43](../decisions/0043-attention-and-head-in-a-recipes-bits.md)). It keeps queries, keys and values in
-eight bits, the log-sum-exp, and not its output, of which the output projection then keeps a copy. Plain torch computes it in fp32 on every
+With `attention`, under fp8_current, the dot products of the attention core have eight-bit operands in the layers that the recipe covers.
+Queries, keys, values, the output's gradient and the gradient of scores have one scale each, and the softmax weights have a constant factor
+of 2^8; softmax is in fp32 ([decision 43](../decisions/0043-attention-and-head-in-a-recipes-bits.md)). The core keeps queries, keys and
+values in eight bits and the log-sum-exp. It does not keep its output; the output projection keeps an 8-bit copy of it. Plain torch computes
+it in fp32 on every
 device, in blocks of queries, and such a step has no time. Sinks, relation bias, indexers, context parallelism and other recipes are
 refused with it (MP905); prediction depths' attention stays in 16 bits.
 
-With `head` the output head's three products are in the recipe's format, under every recipe that is trained, and those of prediction depths,
-which share it; Transformer Engine's is a linear as others. A tied head quantises the embedding's matrix. Its input is kept in 16 bits
-and quantised again in backward. Where head and loss are one operation (`host.kernels: triton`) the rows are quantised once a pass, and a
-slice of the weight and of the logits' gradient for each product; slices have multiples of 128 words, and scales of the whole matrix are a
-slice's. With `vocab_parallel` each rank quantises its words.
+With `head` the output head's three products are in the recipe's format, under every recipe that is trained, and so are those of prediction
+depths, which share the head; in Transformer Engine the head is a linear like others. A tied head quantises the embedding's matrix. Its
+input is kept in 16 bits
+and quantised again in backward. If head and loss are one operation (`host.kernels: triton`), the rows are quantised once per pass, and a
+slice of the weight and of the logits' gradient is quantised for each product. A slice has a multiple of 128 words; formats with one scale
+per matrix use one scale per slice. With `vocab_parallel` each rank quantises its words.
 
-Under mxfp8 forward and the gradient of the input multiply other elements: blocks along the columns, and along the rows. As in Transformer
-Engine, a gather in forward brings the ones and a gather in backward the others. One gather brings both, 2.06 bytes per element, where it
-serves both products: with `reshard_after_forward: false`, `reshard_size`, recompute of the layer's family, or a pipeline. NVFP4's weights
+Under mxfp8 the forward and the gradient of the input multiply different copies of a weight: with blocks along the columns, and along the
+rows. As in Transformer Engine, the gather in forward brings the first copy and the gather in backward the second. One gather brings both,
+2.06 bytes per element, if it serves both products: with `reshard_after_forward: false`, `reshard_size`, recompute of the layer's family, or
+a pipeline. NVFP4's weights
 share scales among 16 x 16 elements, so one copy serves both. The largest magnitudes of weights, on which scales of fp8_current and nvfp4
 depend, are found once a step, by one all-reduce of a number per weight and stage.
 
-Under fp8_blockwise the all-reduce has a number for each block of 128 x 128. Shards may divide blocks, then, and every weight is packed
-whatever its rows; each rank makes the scales of these numbers, and gathers elements alone.
+Under fp8_blockwise the all-reduce has a number for each block of 128 x 128. So shards may divide blocks, and every weight is packed,
+whatever the number of its rows. Each rank computes the scales from these numbers and gathers only elements.
 
-Under fp8_rowwise, too, the two products multiply other elements: the forward's are scaled by rows, whose scales lie behind them, and those
-of the input's gradient by columns, of which no shard has all rows. The all-reduce has a number for each column of a weight then, 4 bytes
-each, which a rank keeps; a gather in backward brings elements of these scales, and one gather both, 2 bytes per element, in the same
-cases. A bank has such numbers for each expert's matrix under fp8_rowwise, fp8_blockwise and nvfp4, and one under fp8_current, as its
+Under fp8_rowwise the two products also multiply different copies. The copy for the forward is scaled by rows, and these scales follow the
+elements of each row. The copy for the input's gradient is scaled by columns, but no shard has all rows of a column. The all-reduce
+therefore has one number per column of a weight, 4 bytes each, which a rank keeps; a gather in backward brings elements with these scales.
+One gather brings both copies, 2 bytes per element, in the same cases as above. A bank has such numbers for each expert's matrix under
+fp8_rowwise, fp8_blockwise and nvfp4, and one under fp8_current, as its
 grouped products have scales.
 
-Refused: `attention` with other recipes than fp8_current (MP905); `--compile` (MP625). Under a schedule that splits the backward W makes the
-gradients of the linears' weights, of the kept copies ([pipelines](../concepts/pipelines.md#a-split-backward)).
+Refused: `attention` with other recipes than fp8_current (MP905); `--compile` (MP625). Under a schedule that splits the backward, W computes
+the weight gradients of linears from the kept copies ([pipelines](../concepts/pipelines.md#a-split-backward)).
 """
 
 
@@ -262,7 +273,7 @@ def page() -> str:
         f"Sources: {sources}.",
         "",
         "Not estimated: marin-community/marin, issue 4311, on GH200, 65.95 GiB without and 71.37 GiB with; its model and batch are not",
-        "stated with the figures, and the compiler there decides which copies exist.",
+        "stated with the figures, and its compiler decides which copies exist.",
         "",
         "Megatron-Core's own runs in fp8 are among the [replayed measurements](accuracy-megatron.md).",
         "",

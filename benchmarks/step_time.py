@@ -2,8 +2,9 @@
 
 python benchmarks/step_time.py [--seed 20260101] [--output docs/reference/step-time.md]
 
-All cuts of a spec are replayed by the same schedule with the same times, the model's own for an H200; memory is ignored, since the others
-do not know it. The two partitioners are written from their descriptions, and are given the time of every layer, forward and backward
+All cuts of a spec are replayed by the same schedule with the same times, the model's own for an H200; memory is ignored, since the other
+partitioners do not consider it. The two partitioners are written from their descriptions, and are given the time of every layer, forward
+and backward
 together, the embedding's counted with the first layer and the head's with the last:
 
 - DeepSpeed's `partition_balanced`: a dynamic programme over (parts, layers) that minimises the largest part less the smallest and keeps one
@@ -151,8 +152,9 @@ def table(rows: Sequence[Row], seed: int) -> list[str]:
         "# Step time of cuts",
         "",
         f"Written by `python benchmarks/step_time.py --output docs/reference/step-time.md`: megaplan {__version__}, seed {seed}.",
-        "Milliseconds of a replayed step on H200s, by the model's own times (`docs/reference/costs.md`); the others as percent above ours.",
-        "`bound` is the lower bound of the certificate, which no cuts under the same schedule are below, as percent below ours.",
+        "Milliseconds of a replayed step on H200s, with the model's own layer times (`docs/reference/costs.md`); the other",
+        "partitioners are in percent above megaplan's. `bound` is the lower bound of the certificate for all cuts under the same",
+        "schedule, in percent below megaplan's step.",
         "",
         *_about(),
         "",
@@ -188,7 +190,7 @@ def _summary(rows: Sequence[Row]) -> list[str]:
     worse = [
         row.spec.name for row in rows for other in (row.equal, row.deepspeed, row.torchgpipe) if other is not None and other < row.ours
     ]
-    lines.append(f"- Rows where another one is shorter: {', '.join(worse) if worse else 'none'}.")
+    lines.append(f"- Rows in which another partitioner's step is shorter: {', '.join(worse) if worse else 'none'}.")
     return lines
 
 

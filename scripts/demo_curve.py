@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 24, 54, 52
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 MOST_TICKS = 8
 
-# every colour has its counterpart on a dark ground, and the ground is drawn: the picture is legible on any page
+# every colour has a variant for dark themes, and the picture draws its own background, so it is legible on any page
 STYLE = """
   .ground { fill: #ffffff; stroke: #d0d7de }
   .grid { stroke: #e4e8ec }

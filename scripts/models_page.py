@@ -17,23 +17,24 @@ PAGE = Path(__file__).parents[1] / "docs/reference/models.md"
 GIB = 2**30
 HEAD = """# Well-known models
 
-What `megaplan estimate` answers for models that an engineer tries first, from their `config.json` alone: MODEL is its path, or the model's
-name where its config is in the local cache (`hf download NAME config.json` puts it there). Every answer takes less than a second. The batch
+This page lists the results of `megaplan estimate` for well-known models, from their `config.json` alone. MODEL is the path of the config,
+or the model's name if its config is in the local cache (`hf download NAME config.json` puts it there). Every estimate takes less than a
+second. The batch
 is one sequence of 4,096 tokens per GPU, the GPUs are H200s, the optimizer is AdamW, and parameters are unique ones.
 `scripts/models_page.py` writes this page.
 
-The last column says whether megarun trains the model, or which options it refuses (MP790); whether its weights move in and out, with
-logits equal to those of transformers at random weights; and which fields change values and are not computed (MP820).
+The last column states whether megarun trains the model, or which options it refuses (MP790); whether its weights can be imported and
+exported, with logits equal to those of transformers for random weights; and which fields change values but are not computed (MP820).
 
 | Model | `megaplan estimate MODEL` … | Parameters | Peak of a GPU (GiB) | Fits | megarun |
 |---|---|---|---|---|---|
 """
 TAIL = """
-A model whose blocks megarun does not build yet is priced all the same, and a note names the options (MP790).
+A model whose blocks megarun does not build yet is still priced, and a note names the options (MP790).
 [What is read](hf-import.md) lists the model types.
 
-What is open, by family: the prediction modules of DeepSeek-V3, GLM and Qwen are in no config's spec, since transformers builds none;
-a plan that asks for them (`model.features.mtp`) counts and trains them, and their weights move in and out
+Open points: an imported config has no prediction modules of DeepSeek-V3, GLM and Qwen, since transformers builds none. A plan that adds
+them (`model.features.mtp`) counts and trains them, and their weights can be imported and exported
 ([weights](../guides/huggingface.md)).
 """
 _NEMOTRON = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"

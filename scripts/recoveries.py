@@ -41,7 +41,7 @@ def page(found: list[Recovery], loads: list[float]) -> str:
         "Each job's losses equal those of a job that nothing interrupts, bitwise.",
         "",
         "Seconds are from the kill to the line of the next step: torchrun notices the loss, the ranks meet again, load torch, read their",
-        "copies and make the step. Steps lost were made and had to be made again.",
+        "copies and make the step. Lost steps are steps that had been made and had to be repeated.",
         "",
         "| Layout | Ranks | Lost | Times | Most steps lost | Seconds: least | median | most |",
         "|---|--:|---|--:|--:|--:|--:|--:|",

@@ -56,7 +56,7 @@ def cases(chosen: frozenset[str] = frozenset(), matrix: Path = MATRIX, more: Seq
         overrides = [*written["families"].get(entry.get("of"), ()), *entry.get("set", ()), *more]
         text = (ROOT / entry["spec"]).read_text() if "spec" in entry else written["base"]
         spec = load_spec_text(text, name=f"{matrix.name}: {entry['name']}", overrides=overrides).spec
-        if spec.split.objective is None:  # by FLOPs, so that constants of time move no plan of the table
+        if spec.split.objective is None:  # splits by FLOPs, so that a change of the time constants moves no plan of the table
             spec = spec.model_copy(update={"split": spec.split.model_copy(update={"objective": "bottleneck"})})
         job = Job.from_plan(make_plan(spec))
         yield Case(entry["name"], job, build_budget(job.spec, job.inventory, job.layout), entry.get("ci", False))

@@ -123,17 +123,19 @@ INTRODUCTION = """# MaxText: published and estimated
 log or table: one number, of a version of JAX and libtpu that differs from row to row, with flags of XLA that the estimate does not know.
 
 **{num_held} rows are held out.** A third of all rows was drawn once, before any constant was chosen; three more, of Gemma 4, could not be
-read at that time. From the {num_tuned} others eight constants were chosen, near priors: the share of the peak that large products reach on
+imported at that time. Eight constants were chosen from the {num_tuned} other rows, near their priors: the share of the peak that large
+products reach on
 each device and in fp8, the rates of attention's forward and backward and of experts, and the exposed share of gathers. Their errors:
 {tuned}.
 Errors of the rows that are held out: {held}; {num_inside} of {num_held} are in the
 interval of the estimate, which is that of steps without a fitted combination: *uncalibrated*. No constant was changed after these rows were
 seen. Most of them have a row of the same model on another slice among the others; int8 has a share that no row was used for.
 
-**Memory.** No recipe states its memory; all of them ran, so that an estimate above the usable memory is a false alarm: {over} of {sized}.
-The fullest is estimated at {fullest:.1f} % of the usable memory, and the median at {share:.0f} %. Nothing here shows by how much an
-estimate may be too low. One rule came from these rows: three of Gemma 3, none of them held out, were false alarms until a layer
-whose input is saved was computed again without its neighbours in the scanned block.
+**Memory.** No recipe states its memory; all of them ran, so an estimate above the usable memory is a false alarm; there are {over} of
+{sized}.
+The fullest is estimated at {fullest:.1f} % of the usable memory, and the median at {share:.0f} %. These runs cannot show by how much an
+estimate may be too low. One rule was derived from these rows: three rows of Gemma 3, none of them held out, were false alarms until a layer
+whose input is saved was modelled as recomputed without its neighbours in the scanned block.
 
 The reasons of the large errors are not measured. gpt-oss has heads of width 64 and experts of width 2,880, of which neither is a
 multiple of the 256 columns of a matrix unit, and clamped activations with biases; Llama 4 Maverick has one expert of 128 a token under

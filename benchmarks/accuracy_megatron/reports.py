@@ -35,18 +35,20 @@ UNITS = {"GB": GB, "GiB": GIB}
 HEAD = """# Public reports: what others measured
 
 `make accuracy-reports` writes this page from runs of Megatron-Core that their authors published with the whole configuration. Each is
-imported by `megaplan import megatron`, and the estimate is compared with what was published: bytes that torch had *allocated* or
-*reserved* at most, those allocated *after a step* on the first rank, or those of the *device* as the driver shows them, its context and
-NCCL's buffers included. Figures of a device are whole GiB, and their launches leave lengths of texts open. Worst first. No term was
-made from those *held out*.
+imported by `megaplan import megatron`, and the estimate is compared with what was published: the largest bytes that torch *allocated* or
+*reserved*, those allocated *after a step* on the first rank, or those of the *device* as the driver shows them, including its context and
+NCCL's buffers. Figures of a device are whole GiB, and their launches do not state the lengths of texts. The worst are first. No term was
+derived from those *held out*.
 
-Megatron-Bridge's cards call their figures GiB, and they are taken as 10⁹ bytes. They are as its log prints them: `report_memory` of
+Megatron-Bridge's cards call their figures GiB, and they are taken as 10⁹ bytes. They equal the numbers that its log prints: `report_memory`
+of
 `training/utils/train_utils.py` divides by 1.0e9 and keeps five digits, so that all ten figures above 100 end in 0 in their third decimal.
 As GiB all eleven compared here would be above the estimate by 4 to 12 %, whatever model, sharding, tokens and recompute. In their
 container Transformer Engine writes gradients over logits, as before release 2.18: with 2.18's fp32 gradients two would be 12 % high.
 """
 
-OPEN = """Of those that fit, four have *segments* that do not grow. They needed 48 to 73 % more than the estimate has allocated; two of
+OPEN = """Of the jobs that fit by the estimate, four have non-expandable *segments*. They needed 48 to 73 % more than the estimated
+allocated memory; two of
 them are said to have failed in Triton at the first forward, and the other two ran once segments grew. Three narrow ones, of the same
 kind, needed 25 to 37 %. At the failure of one job torch prints 28 % reserved above allocated, with segments that do not grow.
 
@@ -64,7 +66,7 @@ alone; the second failed in NCCL, whose registered memory its buffers are in.
 torchtitan's peaks include the percentage that it reserves, which is fitted to dense runs. A V100 and a card of 48 GB are judged by their
 capacity, with another device's workspaces.
 
-Two failures print what was allocated. The GPT-2 job asked for 786 MiB in addition to 28.82 GiB at the loss of its first step, 29.59 GiB
+Two failures print the allocated memory. The GPT-2 job asked for 786 MiB in addition to 28.82 GiB at the loss of its first step, 29.59 GiB
 in all; the estimate has 27.28 there, and is of a later Megatron. Llama 3.1 405B on GB300 had 210.1 GiB, in a graph of the whole step;
 the estimate has 193.5 there.""".splitlines()
 """Lines on what the verdicts of jobs leave open."""
@@ -117,11 +119,10 @@ def _threads() -> Iterator[str]:
         "",
         "## Jobs that ran out of memory",
         "",
-        "*Fits narrowly* is a fit for the command's exit code and for searches: what is reserved at most in published runs would not fit.",
-        "*Held out* are jobs that were found last, and judged before three terms were added: NCCL's buffers for an all-to-all, what",
-        "segments that do not grow keep of the steps before a capture, and Megatron-FSDP's buffers that stay.",
-        "The last of these came from three of them.",
-        "Wrong ones first, then narrow ones.",
+        "*Fits narrowly* counts as a fit for the command's exit code and for searches, but the largest reserved memory in published runs",
+        "would not fit. *Held out* are the jobs that were found last. They were judged before three terms were added: NCCL's buffers for",
+        "an all-to-all, the memory that non-expandable segments keep from the steps before a capture, and the permanent buffers of",
+        "Megatron-FSDP. The last of these terms was derived from three of these jobs. Wrong verdicts are first, then narrow ones.",
         "",
         "| Jobs | It | Do not fit | Fit narrowly | Fit |",
         "|---|---|---|---|---|",
@@ -148,8 +149,8 @@ def _margins(rows: list[tuple[dict[str, Any], megaplan.Estimate]]) -> Iterator[s
         "## What a margin would cost",
         "",
         "Jobs and [recipes](recipes-fit.md) that would be refused if every peak, or only that of segments that do not grow, were raised by",
-        "a percentage. Refusals of nine in ten jobs that ran out cost most of those that ran: what is missing is in a few jobs, and not a",
-        "share of all. So no margin is added.",
+        "a percentage. A margin that refuses nine in ten of the jobs that ran out of memory would also refuse most of those that ran:",
+        "the missing memory is in a few jobs, and not a share of all. So no margin is added.",
         "",
         "| Percent | Ran out | Ran out, held out | Ran | Recipes | Ran out, only segments that do not grow | Ran, only those |",
         "|---|---|---|---|---|---|---|",
@@ -184,8 +185,9 @@ def _outside() -> Iterator[str]:
         "",
         "## Outside torch at a failure",
         "",
-        "The device's capacity without what torch had reserved and what was free, and what the estimate counts there: context, NCCL,",
-        "driver, buffers of HybridEP and of an all-to-all. Jobs of several nodes have 2.5 to 3.9 GiB more than is counted; their",
+        "The table compares the device's capacity minus torch's reserved memory and the free memory with what the estimate counts",
+        "outside torch: context, NCCL, driver, and buffers of HybridEP and of an all-to-all. Jobs of several nodes have 2.5 to 3.9 GiB "
+        "more than is counted; their",
         "communicators are more than the four that the device's item of NCCL has. The largest has a graph of the whole step, and NVLink",
         "SHARP on in NCCL, which by its source takes 384 MiB for each communicator of eight B300 that reduces over it, and 256 MiB of",
         "eight H100. No measurement of that is published, Bridge's launcher turns it off, and it is not priced.",

@@ -36,7 +36,8 @@ def stage_lines() -> list[str]:
         "",
         "SimuMax publishes torch's largest allocation on every rank of its runs of Megatron-Core on one node, in",
         f"NVIDIA's image of January 2026: {len(rows)} runs with {len(lines)} stages, {len(first)} of them the first of a pipeline, which",
-        "Megatron's own tests do not show. They are the memory of all 43 timed rows of its table, most of which share a run. Experts run",
+        "Megatron's own tests do not show. They cover the memory of all 43 timed rows of its table, since most rows share a run. "
+        "Experts run",
         "at a fixed capacity.",
         f"Mean size of the errors {mean(map(abs, errors)):.2f} %, worst {max(errors, key=abs):+.2f} %; of the first stages of pipelines",
         f"{mean(map(abs, first)):.2f} %, worst {max(first, key=abs):+.2f} %. SimuMax's own estimates of these stages: mean",

@@ -103,8 +103,8 @@ INTRODUCTION = """# Accuracy: torchtitan
 
 `make accuracy-torchtitan` writes this page. Each of {count} published runs of torchtitan is written as its own job file, with the defaults
 of its version where a table does not state a key, read by `megaplan import torchtitan`, and estimated. torchtitan logs torch's largest
-reserved bytes, so estimates are of reserved memory: live tensors, the pools that the streams of FSDP2's collectives keep for themselves
-(gradient shards, two gathers' outputs), and {percent} % for what the allocator reserves above these.
+reserved bytes, so the estimates are of reserved memory: live tensors, the separate pools of the streams of FSDP2's collectives (gradient
+shards, outputs of two gathers), and {percent} % for memory that the allocator reserves beyond these.
 
 **That percentage is the only fitted constant.** It is from {num_fitted} runs of one model (8B, tables 1 and 3 of December 2024), where it
 was {least:.1f} to {most:.1f} % (mean {mean:.1f}). The mean error of those runs is {fitted_error:.1f} %; of the {num_held} others, on which
@@ -117,7 +117,8 @@ from the source: until July 2025 the last block stays gathered together with the
 the version of October 2025 checkpoints attention and experts separately (`host.checkpoints: halves`), without which the two rows of
 DeepSeek-V3 are +5.2 and +4.1 %.
 
-Worst first; *reserved* is the published peak above live tensors and pools, *fitted* whether the percentage is from the row. The time of a
+Worst first; *reserved* is the published peak above live tensors and pools, *fitted* marks rows from which the percentage was fitted. The
+time of a
 step has [a separate page](accuracy-time.md), with many of the same rows.
 
 | Run | Source | Published GiB | Estimate GiB | Error % | Reserved % | Peak at | Fitted |
@@ -126,7 +127,8 @@ step has [a separate page](accuracy-time.md), with many of the same rows.
 OPEN = """
 ## What stays open
 
-- The B200 rows are of the same job and month as those of MI300X, which are 5.4 to 5.7 GiB higher; what differs is not stated.
+- The B200 rows are of the same job and month as those of MI300X, which are 5.4 to 5.7 GiB higher; the difference between them is not
+  stated.
 - The tables do not say how many microbatches a pipeline had. Their version took as many as there are ranks unless set otherwise; with
   more, estimates of the 405B runs are lower.
 - At the longest contexts of the 405B runs the published peak rises, and the estimate does not: ring attention's buffers are counted as one

@@ -18,18 +18,18 @@ INTRODUCTION = """# Published recipes: does the estimate let them fit?
 `make recipes-fit FILE=…` writes this page. Megatron-Bridge publishes performance recipes, complete configurations of runs on named
 devices. A recipe that ran fits its device; an estimate that does not fit is a false out-of-memory. Each of the {count} recipes in
 the data is imported as a user would: `megaplan import megatron` reads its configuration, with the GPUs and the device of its name, and the
-estimate of the resulting spec, for Megatron-Core, is compared with what the device has. A recipe states its model by name, so the
+estimate of the resulting spec, for Megatron-Core, is compared with the device's memory. A recipe states its model by name, so the
 architectures come from `benchmarks/bridge_recipes/architectures.json`.
 
 **{fit} of {judged} recipes fit ({share:.1f} %); {missing} of {count} ({missing_share:.1f} %) cannot be expressed as a spec.**
 {narrow} of those that fit, {narrow_share:.1f} % of all judged, fit narrowly: as `megaplan estimate` says, they would not if torch reserved
 as much as it has at most in published runs. {invalid} more are refused by Megatron itself: their degrees do not divide the GPUs of their
 name, and the launcher of these recipes changes neither. It does change lengths of texts, to the model's, so that no recipe is refused for
-lengths that differ. The tightest that fit have less room than any margin, which says that estimates are not simply low;
-how far they are from measurements is on [another page](accuracy-megatron.md). That a recipe is published does not say that it ran.
+lengths that differ. The tightest recipes that fit have less free memory than any margin, which shows that the estimates are not simply low;
+[another page](accuracy-megatron.md) has their errors against measurements. A published recipe is not proof that it ran.
 
 Peaks include 5 % that the allocator reserves above what is allocated. CUDA graphs of layers add the scratch of the largest layer, since
-their pool shares nothing with what runs outside; what the driver keeps for each graph is not counted.
+their pool shares nothing with what runs outside; the memory that the driver keeps for each graph is not counted.
 """
 
 

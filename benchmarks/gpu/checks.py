@@ -132,7 +132,7 @@ def check_case(case: KernelCase, emit: Emit, device: str, *, small: bool = False
         for dtype in dtypes if num_tokens == 300 or small else dtypes[:1]:
             try:
                 emit(check(case, num_tokens, device, dtype))
-            except Exception as failure:  # whatever it is, the other sizes are still checked
+            except Exception as failure:  # whatever the error is, the other sizes are still checked
                 emit({"case": case.name, "num_tokens": num_tokens, "dtype": str(dtype).removeprefix("torch."), "failure": said(failure)})
     if not small:
         began = time.perf_counter()

@@ -229,7 +229,7 @@ def train_plan(name: str, how: How, emit: Emit) -> None:
             losses.append(trainer.step(step, batches.at(step)).loss)
             seconds.append(time.perf_counter() - start)
 
-        with compiled_kernels() as late:  # those that were not compiled ahead
+        with compiled_kernels() as late:  # kernels that were not compiled ahead
             one_step(0)
         for step in range(1, how.num_steps):
             if sum(seconds[1:]) > how.most_seconds:

@@ -55,7 +55,7 @@ def _labels(case: KernelCase, x: Tensor) -> Tensor:
 def _liger_cross_entropy(case: KernelCase) -> Peer:
     def call(logits: Tensor) -> Tensor:
         loss = _loaded("liger_kernel.transformers.functional", "liger_cross_entropy")
-        # it writes the gradient over its input
+        # the library writes the gradient over its input
         found: Tensor = loss(logits.flatten(0, 1).clone(), _labels(case, logits), reduction="sum")
         return found
 

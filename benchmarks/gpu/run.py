@@ -72,7 +72,7 @@ class Run:
         left = self._stop - time.monotonic() - END_SECONDS
         for index, job in enumerate(waiting):
             if self._running and job.lane != self._running[0].job.lane:
-                return False  # what comes before it in another lane ends first
+                return False  # entries of another lane that come before it end first
             if left < job.least:
                 self._say(job, {"status": NOT_RUN, "failure": f"{max(0.0, left):.0f} s were left of the {job.least:.0f} that it needs"})
                 del waiting[index]
@@ -91,7 +91,7 @@ class Run:
         from gpu.worker import has_ended, outcome, read_lines  # noqa: PLC0415
 
         for running in list(self._running):
-            ended = has_ended(running)  # before the lines are read, so that none is missed
+            ended = has_ended(running)  # checked before the lines are read, so that no line is missed
             for line in read_lines(running):
                 self._results.add({"job": running.job.id, "kind": running.job.kind, **line})
             if ended:

@@ -147,7 +147,7 @@ def time_own(case: KernelCase, emit: Emit, device: str) -> None:
 
 def time_peer(case: KernelCase, library: str, call: Callable[..., Tensor], emit: Emit, device: str) -> None:
     """A library's operation, or plain torch; its error alone where that is past the tolerance."""
-    use_kernels("reference")  # of ours, only the fp64 result runs, and the row of plain torch
+    use_kernels("reference")  # of this project's implementations only the fp64 reference runs, and the row of plain torch
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     error = worst_error(case, device, dtype, call)
     about = {"case": case.name, "kernels": library, "error": error}

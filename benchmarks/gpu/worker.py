@@ -109,7 +109,7 @@ def _run(job: Job, log: Path, write: int, read: int) -> None:
             os.dup2(output, number)
         job.run(lambda line: _write(write, line))
         status = 0
-    except BaseException as failure:  # its own process: the cause of its end is reported, and ends nothing else
+    except BaseException as failure:  # a separate process: its error is reported and ends nothing else
         traceback.print_exc()
         _write(write, {"failed": said(failure)})
         status = 1
@@ -122,7 +122,7 @@ def _run(job: Job, log: Path, write: int, read: int) -> None:
 def _die_with_parent() -> None:
     try:
         ctypes.CDLL(None).prctl(ENDS_WITH_PARENT, signal.SIGKILL)
-    except (OSError, AttributeError):  # no Linux: the deadline is all there is
+    except (OSError, AttributeError):  # not Linux: only the deadline limits the worker
         return
 
 
@@ -190,7 +190,7 @@ def kill(running: Running) -> None:
     try:
         os.killpg(running.pid, signal.SIGKILL)
     except ProcessLookupError:
-        if running.status is None:  # it has not made its group yet
+        if running.status is None:  # the worker has not made its process group yet
             os.kill(running.pid, signal.SIGKILL)
     except PermissionError:
         return

@@ -114,7 +114,7 @@ def _of_blocks(seed: int, scope: Scope, size: Size, stream: Callable[[str], Draw
         pattern, letters = later_letters(stream("families"), pattern, letters, scope, hidden=hidden, tp=degrees.mesh["tp"])
     pattern, letters = short_convolutions(stream("short convolutions"), pattern, letters, scope, hidden=hidden, tp=degrees.mesh["tp"])
     cuts_of, num_layers = stream("cuts"), len(letters)
-    step = 2 if gpt else 1  # a layer of GPTModel is two of ours
+    step = 2 if gpt else 1  # one layer of GPTModel is two blocks of the spec
     cuts = [step * cut for cut in random_cuts(cuts_of, num_layers // step, degrees.slots)]
     shape = Shape(hidden, degrees.mesh["tp"], letters, size, scope, megatron)
     mesh = mesh_section(stream("mesh"), degrees, experts="E" in letters, slices=scope is Scope.ANY or seed >= FIRST_RUN)

@@ -55,7 +55,7 @@ def draw_degrees(draw: Draw, size: Size, mirrors: Draw | None, *, megatron: bool
     }
     while _world(mesh) > MAX_WORLD_SIZE:
         mesh[draw.choice(["dp_replicate", "dp_shard", "cp", "tp"])] = 1
-    if mesh["pp"] * mesh["dp_shard"] > 16:  # shards are uneven at their own places, and each distinct rank is traced
+    if mesh["pp"] * mesh["dp_shard"] > 16:  # uneven shards differ between these ranks, and each distinct rank is traced
         mesh["dp_shard"] = draw.choice([1, 2, 3])
     pp, kind = mesh["pp"], "1f1b"
     if pp > 1:

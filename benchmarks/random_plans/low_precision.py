@@ -164,7 +164,7 @@ def _round(section: dict[str, Any], multiple: int) -> None:
         elif key in WIDTHS and isinstance(value, int):
             section[key] = -(-value // multiple) * multiple
     projection = section.get("towers", {}).get("projector", {}).get("projection")
-    if projection is not None:  # into the stream, which may be wider now
+    if projection is not None:  # the random stream of the formats, which may have more choices now
         projection["widths"] = [*projection["widths"][:-1], section["hidden_size"]]
 
 

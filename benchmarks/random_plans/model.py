@@ -168,7 +168,7 @@ def _mamba(draw: Draw, shape: Shape, _: dict[str, int]) -> dict[str, Any]:
         draw.maybe(section, 0.3, expand=3)
     else:
         expand = draw.weighted({2: 4, 1: 1, 3: 1})
-        if expand * shape.hidden % shape.tp:  # else no whole number of heads on each tensor rank
+        if expand * shape.hidden % shape.tp:  # otherwise a tensor rank would not get a whole number of heads
             expand = shape.tp
         inner = expand * shape.hidden
         fitting = [size for size in divisors(inner) if inner // size % shape.tp == 0]

@@ -361,7 +361,7 @@ def _switches(draw: Draw, host: dict[str, Any], letters: str) -> None:
     inputs = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "fused_group_mlp"]
     draw.maybe(host, 0.35, offload_modules=lambda: draw.sample(inputs, draw.randint(1, 3)))
     draw.maybe(host, 0.2, delayed_wgrad=True, fsdp_double_buffer=True)
-    others = Draw(f"{letters} {host}")  # their own stream, which moves nothing that is drawn later
+    others = Draw(f"{letters} {host}")  # a separate random stream: it changes no later draw
     others.maybe(host, 0.2, fsdp_max_pool=True, fsdp_persistent_buffers=True, fsdp_keeps_transposes=True)
     draw.maybe(host, 0.2, offloaded_layers=lambda: draw.choice([1, 2]), fsdp_unit_elements=lambda: draw.choice([10**6, 10**9]))
     draw.maybe(host, 0.2, deferred_head_microbatches=lambda: draw.choice([1, 4]))

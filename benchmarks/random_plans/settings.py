@@ -94,7 +94,7 @@ def device_section(draw: Draw) -> dict[str, Any]:
     for key in ("memory_bytes_per_second", "node_bytes_per_second", "network_bytes_per_second"):
         draw.maybe(section, 0.1, **{key: draw.randint(10**9, 10**14)})
     draw.maybe(section, 0.1, reached=lambda: {dtype: draw.randint(1, 20) / 20 for dtype in draw.sample(RECIPES, draw.randint(1, 2))})
-    if draw.chance(0.2):  # A100s multiply no fp8, which a draw may ask for
+    if draw.chance(0.2):  # A100s cannot multiply in fp8, which a draw may contain
         section["name"] = draw.choice(["h100-sxm", "b200", "gb300", "mi300x"])
     return section
 
@@ -112,7 +112,7 @@ def add_serving_ranks(draw: Draw, section: dict[str, Any], mesh: dict[str, int],
     if not section:
         return
     ep = mesh.get("ep", 1)
-    usable = [tp for tp in divisors(mesh.get("tp", 1)) if ep % tp == 0]  # so that no expert's width is divided
+    usable = [tp for tp in divisors(mesh.get("tp", 1)) if ep % tp == 0]  # so that ETP does not divide the width of an expert
     draw.maybe(section, 0.4, tp=lambda: draw.choice(usable), pp=lambda: draw.randint(1, min(num_layers, 8)))
     if "tp" in section:
         section["ep"] = draw.choice([each for each in divisors(ep) if each % section["tp"] == 0])

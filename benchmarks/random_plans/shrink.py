@@ -45,7 +45,7 @@ def shrink(document: Spec, fails: Fails, seconds: float) -> Spec:
     while changed:
         changed = False
         for simplify in SIMPLIFICATIONS:
-            given_up: set[str] = set()  # each change is tried once in a round
+            given_up: set[str] = set()  # each change is tried once per round
             while (found := _first(simplify, best, fails, tried, given_up, end)) is not None:
                 best, changed = found, True
             if time.monotonic() > end:
@@ -74,7 +74,7 @@ def _plans(document: Spec) -> bool:
     except MegaplanError:
         return False
     except Exception:
-        return True  # a crash may be what is looked for
+        return True  # the failure that is searched may be a crash
     return True
 
 

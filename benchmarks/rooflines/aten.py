@@ -76,7 +76,7 @@ def kernel_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     if not written and not fresh:
         return None  # a view or a metadata operation
     if name == "copy_" and _is_same_data(args[0], args[1]):
-        return None  # what `x[i] += y` ends with; torch returns early
+        return None  # `x[i] += y` ends with this operation; torch returns early
     return Kernel(
         name,
         _read_bytes(name, func, args, kwargs, operands, written, results) + _written_bytes(name, args, written, fresh),
@@ -173,11 +173,11 @@ def _products(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
     packet, operands = func._overloadpacket, tensors_of(args)
     if packet in (aten._grouped_mm, aten._scaled_grouped_mm):
         left, right = args[0], args[1]
-        flops = 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]  # each row is multiplied with one matrix, or with one other row
+        flops = 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]  # each row is multiplied with one matrix or one other row
     elif func._opname in ATTENTION:
         flops = _attention_flops(func._opname, args) // (2 if _named(func, args, kwargs, "is_causal") else 1)
     elif packet in flop_registry:
-        given = [value for value in args if not isinstance(value, torch.dtype)]  # the formulas know no dtype of the result
+        given = [value for value in args if not isinstance(value, torch.dtype)]  # the formulas do not know the dtype of the result
         flops = int(flop_registry[packet](*given, **kwargs, out_val=out))
     else:
         return {}

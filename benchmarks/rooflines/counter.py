@@ -45,7 +45,7 @@ class ForwardPlaces:
         else:
             path = self._places.running
             if not path and self._before.startswith("final_norm"):
-                path = "head"  # the stage computes logits or loss from the output of the norm
+                path = "head"  # the stage computes the logits or the loss from the norm's output
             self._before = path if path != "head" else self._before
         if node is None or torch.is_grad_enabled():  # forward, or recompute inside a backward
             self._note(torch._C._autograd._get_sequence_nr() - 1, path)  # a node is created before its operation is dispatched

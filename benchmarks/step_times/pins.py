@@ -123,7 +123,7 @@ def _moe(experts: int, top_k: int, width: int, shared: int = 0) -> dict[str, int
 def _layers(folder: Path) -> Iterator[Measured]:
     """One MoE layer on eight H100, forward and backward (NVIDIA/Megatron-LM, moe_perf)."""
     for row in json.loads((folder / "moe_layer_h100_12.json").read_text(encoding="utf-8")):
-        dtype = "bf16" if row["precision"] == "bf16" else "mxfp8"  # one scale a block of 128
+        dtype = "bf16" if row["precision"] == "bf16" else "mxfp8"  # one scale per block of 128
         shape = _moe(row["experts"], row["topk"], row["moe_ffn"], row["shared"] or 0)
         mesh = MeshShape(8, tp=row["tp"], ep=row["ep"], dp=8 // row["tp"])
         work = _work("h100-sxm", dtype, shape, row["hidden"], mesh, row["seq"] * row["mbs"], row["dispatcher"])

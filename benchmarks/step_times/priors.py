@@ -64,7 +64,7 @@ _HOST = {"nanotron": 14e-6, "llm-foundry": 10e-6, "automodel": 10e-6}
 def priors(*, pins: bool = True) -> dict[str, Prior]:
     """Prior of every constant by name; with `pins` the results of the first stage replace those that are written here."""
     found: dict[str, Prior] = {}
-    for device in (name for name in device_names() if name in _GEMM):  # others are rated as one of their generation
+    for device in (name for name in device_names() if name in _GEMM):  # the others have the rate of a device of the same generation
         for dtype, share in _GEMM[device].items():
             found[f"gemm.{device}.{dtype}"] = Prior(share, 0.10 if dtype == "nvfp4" else 0.07, "share", LOAD, 0.95)
         if load_device(device).generation == "ampere":

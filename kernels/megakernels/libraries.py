@@ -52,7 +52,7 @@ class Loaded(NamedTuple):
     reason: str | None
 
 
-_chosen: set[LibraryName] = set()  # per process, as the kernels are
+_chosen: set[LibraryName] = set()  # per process, like the kernels
 
 
 def use_libraries(names: Collection[LibraryName]) -> None:

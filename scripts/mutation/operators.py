@@ -178,7 +178,7 @@ class _Finder(ast.NodeVisitor):
         for argument in node.args:
             self.visit(argument)
         for keyword in node.keywords:
-            if keyword.arg != "strict":  # of zip: a check, not behaviour
+            if keyword.arg != "strict":  # the argument `strict` of zip is a check, not behaviour
                 self.visit(keyword.value)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:

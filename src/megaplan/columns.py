@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Column(StrEnum):
-    """Kind of a byte's owner, the same for every degree (see `megaplan explain COLUMN`)."""
+    """Column of a budget: the kind of tensor to which a byte belongs, the same for every degree (see `megaplan explain COLUMN`)."""
 
     REPLICATED_PARAMS = "replicated_params"
     TENSOR_PARALLEL_PARAMS = "tensor_parallel_params"

@@ -26,7 +26,7 @@ ALIASES = {
     **dict.fromkeys(("v7", "tpu7x", "v7x", "ironwood"), "tpu-v7"),
     **{"h800-sxm5": "h800-sxm", "b200-sxm": "b200", "b300-sxm": "b300", "b300-sxm6-ac": "b300", "mi300": "mi300x", "mi355": "mi355x"},
 }
-"""Other names of a device: of the generation alone, its most common form."""
+"""Other names of devices; the name of a generation means its most common device."""
 
 
 class Figure(NamedTuple):

@@ -64,7 +64,7 @@ class MegaplanError(Exception):
         return "\n".join(render_diagnostic(found) for found in self.diagnostics)
 
     def __reduce__(self) -> "tuple[type[MegaplanError], tuple[tuple[Diagnostic, ...]]]":
-        return type(self), (self.diagnostics,)  # of a rank; other ranks read it
+        return type(self), (self.diagnostics,)  # diagnostics of a rank, which other ranks unpickle
 
 
 class Diagnostics:

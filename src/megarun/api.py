@@ -113,7 +113,7 @@ def prepare_run(
     if plans.began is not None:
         require_data(run, plans.began)
         run = replace(run, before=plans.began.before)
-        if set(now) - set(run.before):  # saved by this job: it continues there, whatever it was to begin from
+        if set(now) - set(run.before):  # saved by this job: the job continues there, even if it was to begin from another one
             run = replace(run, checkpoints=replace(run.checkpoints, resume=AUTO, weights_only=False))
     return run
 

@@ -1,7 +1,7 @@
 """Reading files that another process wrote, and writing files of a run.
 
 Only regular files are read, and no more than a bound; in a storage, objects count as regular files. No link inside a run's folder is
-followed for writing: who can write there could point it at any file of the user.
+followed for writing: anyone who can write there could let it point to any file of the user.
 """
 
 import errno
@@ -118,7 +118,7 @@ def entries(folder: AnyPath) -> list[AnyPath]:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a link in the place of a file or folder that is about to be written.
+    """Refuse to write a file or folder if its path is a link.
 
     Raises:
         MegaplanError: MP671.

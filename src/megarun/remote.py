@@ -20,7 +20,7 @@ from megaplan.errors import MegaplanError
 from megarun.errors import refusal
 
 ATTEMPTS = 5
-FIRST_PAUSE_SECONDS = 1.0  # doubled after each attempt, with jitter: 15 to 23 s in all
+FIRST_PAUSE_SECONDS = 1.0  # the wait is doubled after each attempt, with jitter: 15 to 23 s in total
 _FINAL = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, NotImplementedError, TypeError)
 _MARK = "://"
 _STATE = ("size", "ETag", "etag", "VersionId", "generation", "md5Hash", "LastModified", "mtime", "created", "ino")
@@ -70,7 +70,7 @@ class RemotePath:
         return bool(self._tried("looked at", lambda: _filesystem(self.url).isfile(self._path)))
 
     def iterdir(self) -> "Iterator[RemotePath]":
-        """Entries of the folder; nothing if it does not exist."""
+        """Entries of the folder; empty if it does not exist."""
         try:
             found = self._tried("listed", lambda: _filesystem(self.url).ls(self._path, detail=False))
         except FileNotFoundError:
@@ -139,7 +139,8 @@ class RemotePath:
     @property
     def options(self) -> dict[str, Any]:
         """Arguments of its file system in fsspec."""
-        # listings of another process' writes must be seen; a local storage makes folders as an object store does, by writing into them
+        # listings must include what other processes have written since; a local storage makes folders as an object store does, by writing
+        # into them
         return {"auto_mkdir": True} if self._is_local else {"use_listings_cache": False}
 
     @property
@@ -181,7 +182,7 @@ class RemotePath:
 
 
 AnyPath = Path | RemotePath
-"""A place of checkpoints: a folder of this machine, or of a storage."""
+"""Location of checkpoints: a folder on this machine, or in a storage."""
 
 
 def any_path(word: str) -> AnyPath:

@@ -108,7 +108,7 @@ def _rows_of(run: Mapping[str, Any]) -> list[GroupRow]:
         label = OTHER if family is None else labels[family.kinds[0], family.letter]
         taken[label] = taken.get(label, 0.0) + time.milliseconds
     shown = sum(kernel[2] for kernel in run["gpu"]["by_kernel"])
-    taken[OTHER] = taken.get(OTHER, 0.0) + run["gpu"]["sum_ms"] - shown  # kernels beyond those that the file lists
+    taken[OTHER] = taken.get(OTHER, 0.0) + run["gpu"]["sum_ms"] - shown  # kernels that the file does not list
     modelled: dict[str, float] = {}
     for letter, part, ns in timer.kinds(task.spec):
         label = labels.get((part.kind, letter)) or labels.get((part.kind, None)) or OTHER

@@ -17,7 +17,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 """Dtypes of activations, and of indices, that the kernels accept."""
 
-_chosen = {"kernels": "triton"}  # per process: autograd runs backwards in separate threads
+_chosen = {"kernels": "triton"}  # one flag per process: autograd runs backwards in separate threads
 
 
 def use_kernels(kernels: Literal["reference", "triton"]) -> None:

@@ -64,7 +64,7 @@ def join(
         ctx.made = [(values[name].shape, values[name].dtype, values[name].device) for name in outputs]
 
     def run_backward(ctx: Any, *output_gradients: Tensor | None) -> tuple[Any, ...]:
-        wanted = dict(zip(names, ctx.needs_input_grad, strict=True))  # of a list one for each tensor
+        wanted = dict(zip(names, ctx.needs_input_grad, strict=True))  # a list has one entry for each of its tensors
         if all(gradient is None for gradient in output_gradients):
             return tuple([[None] * len(each) if isinstance(each, list) else None for each in wanted.values()])
         kept = _grouped(ctx.saved_tensors, ctx.lengths) if listed else ctx.saved_tensors

@@ -1,11 +1,11 @@
 """Advice for a spec that does not fit: the smallest changes that make it fit, fastest first.
 
-Changes of one edit are tried first, then of two, then of three, all with the same number of GPUs; then more GPUs. Changes whose lower bound
-on memory exceeds the device are left out. Single edits are priced in the order of their bound on the step, until the next bound is above
-the step of the last shown edit: no faster edit that fits is missed. Edits with several chunks per rank in loop placement come last and may
-spend the limit of work, because their search for cuts is long if no cuts fit. Larger changes are priced in the order of how likely they
-fit, within a limit of work. If the command chooses cuts by step time, it searches them only for the changes that are shown; the others are
-priced with the starting cuts of that search, whose step is no shorter.
+Changes of one edit are tried first, then changes of two and of three edits, all with the same number of GPUs; then changes with more GPUs.
+Changes whose lower bound on memory exceeds the device are left out. Single edits are priced in the order of their bound on the step, until
+the next bound is above the step of the last shown edit: no faster edit that fits is missed. Edits with several chunks per rank in loop
+placement come last and may spend the limit of work, because their search for cuts is long if no cuts fit. Larger changes are priced in the
+order in which they are likely to fit, within a work limit. If the command chooses cuts by step time, it searches them only for the changes
+that are shown; the others are priced with the starting cuts of that search, whose step is no shorter.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,9 @@ MOST = 4
 WORK = 240_000
 """Work limit for all prices of one spec, in steps of about a microsecond."""
 SINGLES_WORK, LOOPS_WORK = 1_500_000, 500_000
-"""Work limits: of all single edits without chunks in loop placement (only deep stacks reach it), and of those with such chunks."""
+"""Work limits: one for all single edits without chunks in loop placement (only deep stacks reach it), and one for edits with such
+chunks.
+"""
 CLIMBS = 400_000
 """Work limit for cuts by the time of a step, for the changes that are shown."""
 USEFUL_MOVES, USEFUL_OTHERS = 10, 12
@@ -172,7 +174,7 @@ class Adviser:
         return sorted(advised, key=_rank)
 
     def _order(self, candidate: LegalChange) -> tuple[object, ...]:
-        """Likely fits by their bound on time, then the others by their likely memory."""
+        """Sort key: changes that likely fit come first, by their bound on time; then the others, by their estimated memory."""
         likely = self._likely_bytes(candidate)
         fits = likely <= self._usable_bytes
         return not fits, candidate.bound_ns if fits else likely, texts(self._spec, candidate.spec)
@@ -194,7 +196,7 @@ class Adviser:
         return candidate.bound_ns < self._bound_ns * (1 + found[-1][0].lost)
 
     def _useful(self, singles: Sequence[LegalChange]) -> list[Edit]:
-        """Edits that lower the peak, alternating between those of the mesh and others, largest saving first."""
+        """Edits that lower the peak, with the largest saving first, alternating between mesh edits and other edits."""
         edits = sorted({candidate.edits[0] for candidate in singles}, key=lambda edit: (self._ratios[edit], edit.group, str(edit)))
         mesh = [edit for edit in edits if edit.factors and self._ratios[edit] < 1][:USEFUL_MOVES]
         others = [edit for edit in edits if not edit.factors][:USEFUL_OTHERS]
@@ -203,7 +205,7 @@ class Adviser:
     def _more_devices(self, useful: Sequence[Edit]) -> list[Advice]:
         """Changes to the smallest larger number of GPUs that fits, with or without edits."""
         pricer = self._pricer
-        pricer.work = Work(pricer.work.most)  # with the same number of GPUs nothing was found: a further search with the same limit
+        pricer.work = Work(pricer.work.most)  # nothing was found with the same number of GPUs: search again with the same limit
         saving = _saving(useful)
         for factor in GROWTH:
             for with_edits in ((), saving[:1], saving) if saving else ((),):

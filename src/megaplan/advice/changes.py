@@ -49,7 +49,7 @@ def single_edits(spec: Spec) -> list[Edit]:
 
 
 def moves(spec: Spec) -> Iterator[Edit]:
-    """A factor moved between axes of the mesh, and other numbers of expert ranks."""
+    """Edits of the mesh: a factor moves from one axis to another, or the number of expert ranks changes."""
     mesh = spec.mesh
     for source in AXES:
         for factor in divisors(getattr(mesh, source))[1:]:
@@ -163,7 +163,7 @@ def _policies(spec: Spec) -> Iterator[Edit]:
         yield Edit("allocator", (("host.expandable_segments", True),))
     yield from _state(spec)
     if "wgrad_fusion" in host.keys and spec.host.wgrad_fusion:
-        yield Edit("fusion", (("host.wgrad_fusion", False),))  # without it no gradients are made for hooks
+        yield Edit("fusion", (("host.wgrad_fusion", False),))  # without it, no gradients are made for the hooks
     yield from _recompute_modules(spec) if "recompute_modules" in host.keys else _recompute(spec)
 
 
@@ -212,7 +212,7 @@ def _batches(spec: Spec) -> Iterator[Edit]:
     size, schedule = spec.batch.micro_batch_size, spec.schedule
     sequences = spec.global_batch_size // (spec.mesh.dp_shard * spec.mesh.dp_replicate)
     yield from (Edit("batch", (("batch.micro_batch_size", part),)) for part in reversed(divisors(sequences)) if part < size)
-    if spec.host.kind.trained and spec.mesh.pp > 1:  # reduces receive buffers, and under gpipe microbatches in flight
+    if spec.host.kind.trained and spec.mesh.pp > 1:  # reduces receive buffers, and under gpipe the number of microbatches in flight
         for parts in divisors(schedule.num_microbatches)[1:]:
             yield Edit("steps", (("schedule.steps_per_update", schedule.steps_per_update * parts),))
 

@@ -42,7 +42,7 @@ def misfit(
         *(f"cut {cut.column} = {format_bytes(cut.column_bytes)} by {format_bytes(cut.excess_bytes)}" for cut in cuts(worst)[:3]),
     ]
     if size > 1 and largest_micro_batch(spec, inventory, layout) is None:
-        detail.append("with these cuts batch.micro_batch_size = 1 is over too")
+        detail.append("with these cuts even batch.micro_batch_size = 1 does not fit")
     spans = layout.spans
     pricer.work = Work(WORK)
     found = Adviser(spec, Price(spans, worst.peak_bytes, -worst.headroom_bytes), pricer).find()

@@ -32,7 +32,7 @@ RULES, BOUNDS = 300, 400
 WORK_OF_MEAN = 20
 """Work of the bound from means of the sums (`Stack.least_excess`) for each layer of each slot: nearly a hundred iterations."""
 SPLITS_TRIED = 30
-"""Splits that a search for cuts other than the best ones tries."""
+"""Number of splits that a search for cuts tries in addition to the best one."""
 MAX_ACTIONS = 6_000
 """Actions of a schedule up to which its step is replayed and its states bound the peak; longer ones use simpler bounds for both."""
 MAX_TIMED = 60_000
@@ -98,7 +98,7 @@ class Pricer:
         return self._sides[key]
 
     def legal(self, spec: Spec) -> bool:
-        """True if the command takes the spec."""
+        """True if the command accepts the spec."""
         self.work.spent += RULES
         if spec.schedule.num_microbatches > MAX_MICROBATCHES or spec.schedule.steps_per_update > MAX_MICROBATCHES:
             return False
@@ -164,7 +164,7 @@ class Pricer:
         return self._priced(spec, spans_of(cuts, len(side.inventory.layers)))
 
     def chosen(self, spec: Spec) -> Price | None:
-        """The price under the command's own cuts, however long the choice takes if nothing fits."""
+        """The price with the cuts that the command chooses; the choice has no work limit if nothing fits."""
         try:
             return self._priced(spec, self._spans(spec))
         except MegaplanError:
@@ -199,9 +199,9 @@ class Pricer:
         if over > 0 and num_slots > 1 and self.thorough:
             limited = replace(stack, sums=memory.sums(spans))
             self.work.spent += WORK_OF_MEAN * num_slots * num_layers
-            usable = self.usable_bytes(spec)  # a change that needs at least twice the memory is hopeless, whatever its least peak
+            usable = self.usable_bytes(spec)  # a change that needs at least twice the memory is hopeless, even at its smallest peak
             if limited.least_excess < max(1, min(usable, self.useless_bytes - usable)):
-                budgets = memory.num_budgets  # `climbed` then makes the command's search for a shorter step
+                budgets = memory.num_budgets  # `climbed` then runs the command's search for a shorter step
                 spans = spans_of(fitting_cuts(spec, side.inventory, stack, measured, memory, limited).cuts, num_layers)
                 partitions = 2 * (memory.num_budgets - budgets) if stack.where == "loop" else 1
                 self.work.spent += memory.work + partitions * stack.partition_work
@@ -217,7 +217,7 @@ class Pricer:
         return cuts_of(self.baseline) if self.baseline is not None and len(self.baseline) == spec.mesh.num_slots else None
 
     def _pipeline(self, spec: Spec, measured: MeasuredCosts | None) -> Pipeline:
-        """The pipeline; the first spec of a schedule pays for the work that others share."""
+        """The pipeline of a spec; the work that specs with the same schedule share is charged to the first of them."""
         schedule = spec.schedule.kind, spec.mesh.pp, spec.mesh.vpp, spec.schedule.num_microbatches
         if schedule not in self._schedules:
             self._schedules.add(schedule)

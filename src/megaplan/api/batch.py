@@ -23,7 +23,9 @@ def batch_of(job: LoadedJob, gpus: int, given: int | None = None) -> tuple[int, 
 
 
 def open_batch(job: LoadedJob, gpus: int, given: int | None) -> tuple[int | None, tuple[Diagnostic, ...]]:
-    """The global batch that a search sets, None for the job's own; and the notes of reading. MP821 among them says that the batch is open.
+    """The global batch that a search sets (None to keep the job's), and the notes of reading the job.
+
+    MP821 among these notes means that no batch is given.
 
     Raises:
         MegaplanError: MP495, more than a search takes.
@@ -47,7 +49,7 @@ def one_by_one(job: LoadedJob, batch: int) -> tuple[str, ...]:
 
 
 def assumed(batch: int) -> str:
-    """The note on a global batch that nothing states."""
+    """The note that no global batch is given."""
     return f"global batch {batch}, {SEQUENCES_PER_GPU} sequences per GPU, until --global-batch sets it"
 
 

@@ -36,7 +36,10 @@ def device_changes(path: str | os.PathLike[str], device: str, host: str, subject
     if not shares:
         known = ", ".join(dict.fromkeys(str(each["device"]) for each in found))
         raise refuse(
-            "MP491", f"{name} has shares of {known or 'no device'}, and device.name = {device}", f"--set device.name={device}", file=name
+            "MP491",
+            f"{name} has the shares of {known or 'no device'}, but device.name = {device}",
+            f"--set device.name={device}",
+            file=name,
         )
     return [f"{KEY}={json.dumps(shares)}", *factors[-1:]]
 

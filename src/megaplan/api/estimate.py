@@ -215,7 +215,7 @@ class Estimate(Result):
 
     @cached_property
     def memory_copies_bytes(self) -> int:
-        """Most bytes that copies of each step take on a node (`run.save: memory`), else 0."""
+        """Largest number of bytes that the in-memory copies of each step take on a node (`run.save: memory`), else 0."""
         if self.job.spec.run is None or self.job.spec.run.save != "memory":
             return 0
         from megaplan.goodput.checkpoints import checkpoint_sizes  # noqa: PLC0415  (most specs have no such section)

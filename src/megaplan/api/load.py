@@ -253,7 +253,7 @@ def _from_text(text: str, path: str, changes: Sequence[str], costs: FilePath | N
 def _from_spec(text: str, path: str, changes: Sequence[str], costs: FilePath | None) -> LoadedJob:
     name = display_name(path)
     if len(text) > MAX_BYTES and path != MAPPING_NAME and not _is_hf_config(text):
-        raise refuse("MP104", f"{name} holds {len(text):,} characters, and a spec has at most {MAX_BYTES:,} bytes", file=name)
+        raise refuse("MP104", f"{name} has {len(text):,} characters, but a spec may have at most {MAX_BYTES:,} bytes", file=name)
     loaded = _loaded(text, name, changes)
     measured = read_costs_of(costs, path, loaded.spec, build_inventory(loaded.spec)) if costs is not None else None
     return LoadedJob(loaded.spec, None, name, tuple(changes), measured, loaded.diagnostics, text, costs)
@@ -296,7 +296,7 @@ def _changed(job: LoadedJob, changes: Sequence[str], costs: FilePath | None) -> 
         return _from_plan(job.plan, job.name, [*kept, *changes], costs)
     given = costs if costs is not None else job.costs_path
     if given is not None and os.fspath(given) == STDIN and job.costs is not None:
-        raise refuse("MP480", "the costs were read from standard input, which can be read once", "name a file")
+        raise refuse("MP480", "the costs were read from standard input, which can be read only once", "name a file")
     path = STDIN if job.name == display_name(STDIN) else job.name
     return _from_spec(cast("str", job._text), path, [*kept, *changes], given)
 
@@ -307,7 +307,7 @@ def _loaded(text: str, name: str, changes: Sequence[str]) -> LoadedSpec:
         from megaplan.importers.hf import import_hf  # noqa: PLC0415  (the daily command has a spec)
 
         return import_hf(text, name, changes).loaded
-    if name == MAPPING_NAME:  # a mapping has keys and no lines
+    if name == MAPPING_NAME:  # a mapping has no line numbers for its keys
         from megaplan.spec.overrides import apply_overrides  # noqa: PLC0415
 
         document = Document(json.loads(text), SourceMap(name))

@@ -45,14 +45,14 @@ def measured_steps(path: str, seconds: float | None = None, changes: tuple[str, 
     """
     if seconds is not None:
         if not SHORTEST <= seconds <= LONGEST:
-            raise refuse("MP487", f"--step-seconds {seconds:g}, and a step takes {SHORTEST:g} to {LONGEST:g} s", "--step-seconds 1.2")
+            raise refuse("MP487", f"--step-seconds {seconds:g}, but a step takes {SHORTEST:g} to {LONGEST:g} s", "--step-seconds 1.2")
         return [_step("the step", path, changes, seconds)]
     if os.path.isdir(path):
         return [_step(f"median step of {path}", f"{Path(path) / PLAN}", (), _run_seconds(Path(path)))]
     found = [_of_row(path, number, row) for number, row in enumerate(_rows(path))]
     hosts = sorted({step.host for step in found})
     if len(hosts) > 1:
-        detail = f"{path} has steps of hosts {' and '.join(hosts)}, whose products reach shares of different meaning"
+        detail = f"{path} has steps of hosts {' and '.join(hosts)}, whose shares of the peak cannot be compared"
         raise refuse("MP487", detail, "one file for each host")
     return found
 
@@ -101,7 +101,7 @@ def _of_row(path: str, number: int, row: Any) -> MeasuredStep:
     timed = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and SHORTEST <= seconds <= LONGEST
     if not timed or not isinstance(row.get("spec"), str):
         needed = f"a row has spec, and step_seconds from {SHORTEST:g} to {LONGEST:g}"
-        raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, and {needed}", FORM)
+        raise refuse("MP487", f"row {number} of {path} = {json.dumps(row)[:80]}, but {needed}", FORM)
     changes = row.get("set") or []
     if not isinstance(changes, list) or not all(isinstance(text, str) for text in changes):
         raise refuse("MP487", f"row {number} of {path}: set = {json.dumps(changes)[:80]}, but set must be a list of KEY=VALUE", FORM)
@@ -114,8 +114,8 @@ def _step(name: str, subject: str, changes: tuple[str, ...], seconds: float) -> 
     if isinstance(found, str):
         raise refuse("MP487", f"{name}: no step time for {subject}: {found}", '"set": ["host.name=megatron"]')
     if not 1 / FARTHEST <= seconds / found.modelled <= FARTHEST:
-        detail = f"{name} took {seconds:.4g} s, and {found.modelled:.4g} s are modelled: a factor of more than {FARTHEST}"
-        raise refuse("MP487", detail, f"the device.name that it ran on, instead of {found.device}")
+        detail = f"{name} took {seconds:.4g} s, but the model predicts {found.modelled:.4g} s: a factor of more than {FARTHEST}"
+        raise refuse("MP487", detail, f"give the device.name of the GPU that it ran on, instead of {found.device}")
     return found
 
 
@@ -127,7 +127,9 @@ def _run_seconds(run: Path) -> float:
         raise refuse("MP487", f"{path} has {len(seconds)} steps after the first; at least {FEWEST_STEPS} are needed", "train longer")
     found = float(median(seconds))
     if not SHORTEST <= found <= LONGEST:
-        raise refuse("MP487", f"the median step of {path} takes {found:g} s, and it is from {SHORTEST:g} to {LONGEST:g}", "train longer")
+        raise refuse(
+            "MP487", f"the median step of {path} takes {found:g} s, but it must be from {SHORTEST:g} to {LONGEST:g}", "train longer"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""`megaplan.diff` and `megaplan.check`: two plans compared, and a plan against what would be decided today."""
+"""`megaplan.diff` and `megaplan.check`: `diff` compares two plans, and `check` compares a plan with today's decisions."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _verified(source: PlanSource, signer: FilePath) -> tuple[str, LoadedPlan, tu
 
 
 def _inspected(source: PlanSource) -> tuple[str, LoadedPlan]:
-    """The plan, what reading it found, and its name in diagnostics."""
+    """The plan, the diagnostics of reading it, and its name in diagnostics."""
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
         return path, inspect_plan(path)

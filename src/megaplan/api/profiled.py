@@ -42,7 +42,7 @@ def measured_constants(folder: str, results: str, held_out: Sequence[str] = (), 
     if not any(run.get("gpu") for run in runs):
         raise refuse("MP487", f"{results} has no profiled run", FORM)
     if missing := [fact for fact in FACTS if fact not in found]:
-        raise refuse("MP487", f"{results} does not say {', '.join(missing)}", FORM)
+        raise refuse("MP487", f"{results} does not state {', '.join(missing)}", FORM)
     tasks = {run["run"]: _task(Path(folder), run) for run in runs}
     devices = sorted({task.spec.device.name for task in tasks.values()})
     if len(devices) > 1:

@@ -140,9 +140,11 @@ def project(
     job = load(source, *changes)
     world = job.spec.mesh.world_size
     if wrong := [number for number in to if number < world or number % world]:
-        raise refuse("MP473", f"{wrong[0]} devices, and the measured run has {world}", f"--to {2 * world},{4 * world}")
+        raise refuse("MP473", f"{wrong[0]} devices, but the measured run has {world}", f"--to {2 * world},{4 * world}")
     if not to or len(to) > MOST_POINTS:
-        raise refuse("MP473", f"{len(to)} numbers of devices, and 1 to {MOST_POINTS} are projected", f"--to {2 * world},{4 * world}")
+        raise refuse(
+            "MP473", f"{len(to)} numbers of devices are given, but 1 to {MOST_POINTS} can be projected", f"--to {2 * world},{4 * world}"
+        )
     own = next(each for each in calibrations(steps) if each.device == job.spec.device.name and each.dtype == steps[0].dtype)
     if own.dtype not in get_args(RecipeType):
         detail = f"the step was measured in {own.dtype}, but rates exist only for {', '.join(get_args(RecipeType))}"

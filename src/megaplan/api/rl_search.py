@@ -119,7 +119,7 @@ class _Pool(NamedTuple):
 
 
 class _Clock:
-    """The time that is left."""
+    """Measures the remaining time."""
 
     def __init__(self, seconds: float) -> None:
         self.begin, self.seconds, self.stopped = perf_counter(), seconds, False

@@ -109,7 +109,7 @@ class Search(Result):
 
     @property
     def complete(self) -> bool:
-        """True if every layout was considered, so that no other one is among the rows."""
+        """True if every layout was considered, so that no other layout can be among the rows."""
         return not self.stopped
 
     @property
@@ -212,9 +212,9 @@ def search(
 
     The global batch, the sequence length and the model stay fixed. The search covers pp, tp, cp, ep, etp, both parts of dp, resharding,
     vocabulary sharding and optimizer sharding, and, as `vary` says, schedule with vpp, micro-batch, recompute by family, gradient
-    precision and kernels. Of the cuts that fit, the ones with the least time of the busiest slot (or rank) are chosen; with pairs in turns,
-    the ones with the shortest step. `pools` keep their devices and their order; the number of pipeline ranks of a layout must divide each
-    pool into whole stages.
+    precision and kernels. Among the cuts that fit, it chooses those with the shortest time of the slowest slot (or rank); with pairs in
+    turns, those with the shortest step. `pools` keep their devices and their order; the number of pipeline ranks of a layout must divide
+    each pool into whole stages.
 
     Args:
         source: A spec: a path, a mapping, or a job that was loaded.
@@ -251,7 +251,7 @@ def search(
     if objective not in OBJECTIVES:
         raise refuse("MP489", f"objective = {objective}", *(f"--objective {name}" for name in OBJECTIVES))
     if unknown := [word for word in vary if word not in VARIED]:
-        raise refuse("MP489", f"--vary {unknown[0]}, and its words are {', '.join(VARIED)}", f"--vary {','.join(DEFAULT_VARIED)}")
+        raise refuse("MP489", f"--vary {unknown[0]}, but its values are {', '.join(VARIED)}", f"--vary {','.join(DEFAULT_VARIED)}")
     job = load_to_split(source, [*changes, *override_texts(overrides)], None, device_file)
     if job.spec.host.kind.floors is None:
         detail = f"host.name = {job.spec.host.kind.name}: a search varies keys of other hosts; its estimates are of one layout at a time"
@@ -283,7 +283,7 @@ def _check_limits(job: LoadedJob, devices: int, top: int, seconds: float | None)
         raise refuse("MP489", f"--devices {devices}, --top {top}: both are at least 1", "--devices 8 --top 10")
     for key, detail, hint in uneven_pools(
         job.spec, devices, devices
-    ):  # with the same number of stages only if no stage is left for `device`
+    ):  # the number of stages stays the same only if no stage is left for `device`
         raise refuse("MP509", detail, hint, "pools: []", key=key)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise refuse("MP489", f"--seconds {seconds:g}: a time limit is above 0", "--seconds 20", "--exhaust")
@@ -293,7 +293,7 @@ def estimate_command(job: LoadedJob, row: LayoutRow) -> str:
     """The command that prints a row's step and memory, with the changes of the job and of the row."""
     base = set(changes_of(job.spec))
     own = [text for text in row.decisions if text not in base] + list(cuts_of_row(row))
-    read = set(changes_of(load(job, *own).spec))  # a default that follows from other keys may be another one there
+    read = set(changes_of(load(job, *own).spec))  # a default that follows from other keys may differ there
     own += [text for text in changes_of(row.spec) if text not in read]
     decided = {text.partition("=")[0] for text in own}
     texts = [*(text for text in job.changes if text.partition("=")[0].strip() not in decided), *own]

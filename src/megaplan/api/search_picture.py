@@ -21,7 +21,7 @@ class _Axis(NamedTuple):
     stop: int
 
     def place(self, value: float) -> float:
-        """Pixels of a value; the middle of the edge where all are equal."""
+        """Position of a value in pixels; the middle of the axis if all values are equal."""
         span = self.most - self.least
         return self.start + (self.stop - self.start) * ((value - self.least) / span if span else 0.5)
 

@@ -100,14 +100,14 @@ def _scaled(job: LoadedJob, gpus: int) -> tuple[str, ...]:
 
 
 def _is_changed(job: LoadedJob, key: str) -> bool:
-    """True if a change of the command states a key, alone or in its section."""
+    """True if a change of the command states a key, directly or as part of its section."""
     section, _, name = key.partition(".")
     keys = {text.partition("=")[0].strip().lower() for text in job.changes}
     return key in keys or (section in keys and name in getattr(job.spec, section).model_fields_set)
 
 
 def _microbatches(job: LoadedJob, size: JobSize, gpus: int) -> tuple[str, ...]:
-    """The change of `schedule.num_microbatches` that gives the global batch; none where nothing states it.
+    """The change of `schedule.num_microbatches` that gives the global batch; None if no global batch is given.
 
     Raises:
         MegaplanError: MP495, data ranks and micro-batch do not divide it.
@@ -150,7 +150,7 @@ def _searched(job: LoadedJob, size: JobSize, gpus: int, costs: FilePath | None) 
     found = load(job, *chosen) if costs is None else load(job, *chosen, costs=costs)
     mark = "" if stated else f"; {assumed(batch)}"
     sized = tuple(text for text in chosen if not _is_neutral(text) or _is_changed(job, text.partition("=")[0]))
-    if not any(text.startswith("mesh.") for text in sized):  # a degree rules another search out
+    if not any(text.startswith("mesh.") for text in sized):  # a given degree excludes any other search
         sized = (f"mesh.dp_shard={gpus}", *sized)
     words = " ".join(f"--set {shlex.quote(text)}" for text in sized)
     note = diagnostic("MP824", f"{said}{mark}", Location(job.name), (_search_command(job, gpus, size), words), Severity.NOTE)

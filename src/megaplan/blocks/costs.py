@@ -65,7 +65,7 @@ def residual_work(load: Workload, part: str, width: int) -> OpWork:
 
 
 def norm_work(load: Workload, name: str, part: str, width: int, *, times: int = 1, own_tokens: bool = False) -> OpWork:
-    """Norms by themselves, `times` of a width."""
+    """Work of `times` norms of a given width."""
     return OpWork(name, part, norm(width, load.itemsize) * times, NORM, own_tokens=own_tokens)
 
 

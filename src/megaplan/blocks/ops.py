@@ -200,7 +200,10 @@ class Op(NamedTuple):
 
     @property
     def saves(self) -> bool:
-        """True if its backward unpacks something that its forward saved, a frozen weight included: a checkpoint then runs again."""
+        """True if its backward unpacks a saved tensor, even a frozen weight.
+
+        A checkpoint that contains the operation is then recomputed.
+        """
         return bool(self.keeps) or self.keeps_first
 
     @property

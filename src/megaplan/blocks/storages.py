@@ -1,7 +1,7 @@
 """Storages: bytes, budget column and composition by name.
 
 Storages of blocks come first, then those that M and R keep and hold if a CP group shares a sequence (two pieces per rank,
-docs/concepts/context-parallelism.md), then bytes that operations hold inside their Triton kernels.
+docs/concepts/context-parallelism.md), then bytes that operations allocate for their Triton kernels.
 """
 
 from collections.abc import Mapping

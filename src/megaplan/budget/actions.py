@@ -1,8 +1,9 @@
 """Peaks of a chunk's actions: the segments of its blocks on the tape, one after another, from the level at which the action begins.
 
-A forward and a backward add up the bytes that their blocks leave. Under a pipeline whole gradients accumulate and are reduced once a step,
-in a separate action: the slot's own group first, then its layers in order. Without one every backward reduces: a layer when it is
-done, the slot's own group at the end. First gradients are cast for accumulation after each layer, the slot's own when all are done.
+A forward and a backward add up the bytes that their blocks leave. Under a pipeline unsharded gradients accumulate and are reduced once per
+step, in a separate action: the slot's own group first, then its layers in order. Without a pipeline every backward reduces: each layer
+after its backward, the slot's own group at the end. The gradients of a first microbatch are cast for accumulation after each layer,
+those of the slot's own parameters when all layers are done.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,7 +40,7 @@ from megaplan.schedules.states import BACKWARDED, FORWARDED, UNTOUCHED, ChunkSta
 from megaplan.tuples import new
 
 ForwardPoint = tuple[int, Point, int, int, int, bool]
-"""Unit, point, communication, values that the stage holds, absent bytes, and True if it counts instead of an equal one before."""
+"""Unit, point, communication, values that the stage holds, absent bytes, and True if it replaces an equal earlier point."""
 
 
 def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_grads: bool = True) -> Peak:
@@ -68,7 +69,7 @@ def forward_peak(chunk: Chunk, state: ChunkState, absent: int = 0, *, weight_gra
 
 
 def _forward_points(chunk: Chunk, state: ChunkState, absent: int, *, fresh: bool) -> Iterator[ForwardPoint]:
-    """Points of a forward; of equal ones a unit's own last counts."""
+    """Points of a forward; among equal points the last one of the unit's own forward counts."""
     settings, gathered = _before_forward(chunk, state, fresh=fresh)
     first_layer, flat = chunk.first_layer, chunk.root.flat_bytes if fresh else 0
     later, by_stage = [NOTHING_LATER] * len(chunk.units), 0
@@ -81,9 +82,9 @@ def _forward_points(chunk: Chunk, state: ChunkState, absent: int, *, fresh: bool
         key = settings._replace(found_bytes=flat) if unit.joins else settings
         gather, run, left, own_flat = unit.segments.get(key) or _forward(unit, key)
         (begins, runs), (copied, running, issued) = chunk.held_values[index], later[index]
-        if gather is not None:  # the output of the group gathered last is freed when the next one's has been copied out
+        if gather is not None:  # the output of the group gathered last is freed when that of the next group has been copied out
             yield index, gather, gathered + flat + copied, begins, missing, False
-            if issued:  # its own group has been copied out, and nothing has run
+            if issued:  # the unit's own group has been copied out, and no operation has run
                 yield index, gather, gathered + issued - unit.opens.casting_bytes, begins, missing, False
         if own_flat >= 0:
             flat = own_flat
@@ -95,7 +96,7 @@ def _forward_points(chunk: Chunk, state: ChunkState, absent: int, *, fresh: bool
 
 
 def _before_forward(chunk: Chunk, state: ChunkState, *, fresh: bool) -> tuple[Gathers, int]:
-    """Settings of the layers' segments of a forward, and the gathered parameters and kept parts that it finds."""
+    """Settings of the layers' segments of a forward, and the gathered parameters and kept parts that exist before it."""
     policy, found = chunk.policy, chunk.root.gathered_bytes
     gathers = fresh or (policy.reshard and state is not BACKWARDED)
     again = gathers and not fresh and chunk.parts_bytes > 0
@@ -141,7 +142,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
     units, before, carried, waiting = chunk.units, chunk.before, chunk.backward_extra, chunk.waiting_from
     lasting = chunk.summed_later if settings.accumulates else chunk.lasting
     (gradients, gathered), made, taken = _before_backward(chunk, settings), 0, 0
-    ahead, buckets, bucket = NOTHING_AHEAD, policy.has_buckets(first=settings.first), 0  # of one group at a time
+    ahead, buckets, bucket = NOTHING_AHEAD, policy.has_buckets(first=settings.first), 0  # one group at a time
     reached: list[tuple[int, Point, int, int, int]] = []
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
@@ -173,7 +174,7 @@ def accumulating_backward_peak(chunk: Chunk, state: ChunkState) -> Peak:
 
 
 def _before_backward(chunk: Chunk, settings: Accumulating) -> tuple[int, int]:
-    """Gradients and gathered parameters that a backward finds."""
+    """Gradients and gathered parameters that exist before a backward."""
     gathered = chunk.root.gathered_bytes + (chunk.parts_bytes if settings.fetches else chunk.layers_gathered_bytes)
     return 0 if settings.first else chunk.unsharded_bytes, gathered
 
@@ -188,8 +189,8 @@ def ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool
 
     Args:
         chunk: The chunk.
-        gradients: Gradients that there are then.
-        gathered: Gathered parameters that there are then.
+        gradients: Gradients that exist at these points.
+        gathered: Gathered parameters that exist at these points.
         casts: True if first gradients are cast.
         bucket: Cast of the gradients that are summed over copies of the parameters meanwhile.
         own: True if the slot's own are summed, too.
@@ -210,7 +211,8 @@ def ends_of_backward(chunk: Chunk, gradients: int, gathered: int, *, casts: bool
 def accumulating_segment(unit: Unit, name: str, key: tuple[Accumulating, Ahead], policy: ChunkPolicy) -> tuple[tuple[Point, ...], int]:
     """A block's backward with accumulated gradients, and the bytes of its layer's casts after it; −1 without casts.
 
-    It has one point; if FSDP2 takes the experts' gradients during it, two: the largest before and the largest after that.
+    The segment has one point. If FSDP2 processes the experts' gradients during the backward, it has two: the largest before that, and the
+    largest after.
     """
     (accumulates, fetches, takes, casts, first), ahead = key
     points: tuple[Point, ...] = (backward_point(unit, name, ahead, accumulates=accumulates, fetches=fetches, takes=takes),)
@@ -237,7 +239,7 @@ def reducing_backward_peak(chunk: Chunk, *, later: bool) -> Peak:
 
 
 def _own_reduction(chunk: Chunk, *, later: bool) -> tuple[GroupBytes, int, int]:
-    """The slot's own group, its gradients, and the gradients that the layers' reductions have left."""
+    """The slot's own group, its gradients, and the gradients that remain after the layers' reductions."""
     replicated, left = chunk.policy.replicated, chunk.shard_bytes if later else 0
     for unit in chunk.units:
         for group in (unit.opens, unit.bank):

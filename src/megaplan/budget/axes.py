@@ -24,7 +24,8 @@ AXES: dict[str, Axis] = {
     "pp": Axis(
         "pipeline parallel",
         "Layers: each rank holds the blocks of its slots, their states and activations.",
-        "One block that is too large. Nor in-flight activations: the first ranks hold pp microbatches of 1 / pp of the layers.",
+        "One block that is too large. In-flight activations do not shrink either: the first ranks hold pp microbatches of 1 / pp of the "
+        "layers.",
         "Receive buffers that grow with the number of microbatches, whole accumulated gradients, idle time at both ends.",
     ),
     "vpp": Axis(
@@ -37,7 +38,7 @@ AXES: dict[str, Axis] = {
         "data parallel, replicated",
         "Sequences of the global batch.",
         "Any byte of parameters, gradients or optimizer: every replica holds them all.",
-        "One all-reduce of gradient shards a step; under `sharding.mode: ddp` of whole gradients, during the last backward.",
+        "One all-reduce of gradient shards per step; under `sharding.mode: ddp` of unsharded gradients, during the last backward.",
     ),
     "dp_shard": Axis(
         "data parallel, sharded (FSDP2)",
@@ -48,14 +49,15 @@ AXES: dict[str, Axis] = {
     "cp": Axis(
         "context parallel",
         "The positions of a sequence: activations of every family.",
-        "Recurrent state: M and R walk a sequence in order, and their state is sent from rank to rank. No parameters, no optimizer.",
-        "Keys and values gathered over the axis; ranks that wait for M's and R's state; gradients summed once a step.",
+        "Recurrent state: M and R process a sequence in order, and their state is sent from rank to rank. Parameters and optimizer "
+        "state are not sharded.",
+        "Keys and values gathered over the axis; ranks wait for the state of M and R; gradients are summed once per step.",
     ),
     "tp": Axis(
         "tensor parallel",
         "Heads and widths of attention, MLP, Mamba and R blocks, and with sequence parallelism the residual stream.",
         "Experts per rank, which ep decides. Embeddings, head, norms and routers are not sharded.",
-        "Gathered inputs and partial sums twice a block; it belongs inside one node.",
+        "All-gathers of inputs and reductions of partial sums, twice per block; keep it inside one node.",
     ),
     "sp": Axis(
         "sequence parallel: on exactly when tp > 1",
@@ -67,7 +69,7 @@ AXES: dict[str, Axis] = {
         "expert parallel: borrows ranks of dp_shard, cp and tp",
         "The stack of routed experts.",
         "Any dense layer: attention, Mamba, R, D, shared experts, embeddings, norms and routers are as large as before.",
-        "Rows travel to their experts and back; an uneven router fills one rank's receive buffers.",
+        "Rows travel to their experts and back; with an uneven router, one rank receives more rows than the others.",
     ),
     "etp": Axis(
         "expert tensor parallel",
@@ -78,13 +80,13 @@ AXES: dict[str, Axis] = {
     "recompute": Axis(
         "activation recompute: no split axis",
         "Nothing: it drops activations and runs their operations again.",
-        "Parameters, gradients, optimizer state, gathered copies; routers and dispatch are never run again.",
+        "Parameters, gradients, optimizer state, gathered copies; routers and dispatch are never recomputed.",
         "The forward of the recomputed operations, once more.",
     ),
     "checkpoint": Axis(
         "saved state: no split axis",
         "Nothing: it is a file.",
         "Memory of a running job.",
-        "Time to write, and a copy on the host while an asynchronous save runs.",
+        "The time of the write, and a copy in host memory while an asynchronous save runs.",
     ),
 }

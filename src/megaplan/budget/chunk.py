@@ -1,4 +1,4 @@
-"""One chunk of a rank: its blocks in execution order, the bytes that they keep together, and the parts of a peak of running it.
+"""One chunk of a rank: its blocks in execution order, the bytes that they keep together, and the parts of the peak while it runs.
 
 A peak (`megaplan.budget.actions`) is a sum of five parts, so that its cells and its total cannot differ: bytes kept by the
 blocks before, the running block's own bytes, and the gradients, communication buffers and other activations allocated at that time.
@@ -31,18 +31,18 @@ class ChunkPolicy(NamedTuple):
     """Settings of the host for running a chunk.
 
     Attributes:
-        pipelined: torch's schedule runs it: gradients accumulate unsharded and are reduced once.
+        pipelined: A torch pipeline schedule runs the chunk: gradients accumulate unsharded and are reduced once.
         reshard: Gathered parameters of layers are freed after forward.
         splits_backward: The schedule computes weight gradients in their own action.
         in_place: True if gradients of the slot's own parameters accumulate in the dtype in which autograd makes them; a layer's flag is in
             its block.
         replicated: Reduced gradients are summed over replicas, which holds every reduction's output until the backward has ended.
-        gathers_ahead: Units that each unit's forward begins by gathering: without a number in the spec the next one with EP, whose host
-            waits for counts of rows.
+        gathers_ahead: Number of later units that each unit's forward gathers first. Without a number in the spec it is one unit with EP,
+            where the host waits for counts of rows.
         boundary_bytes: One microbatch's residual stream.
-        whole: True without FSDP2: after a group's backward one launch casts its gradients for the stored parameters.
+        whole: True without FSDP2: after a group's backward one launch casts its gradients to the dtype of the stored parameters.
         sums_first: The first microbatch is the only one: its backward sums gradients over copies of the parameters.
-        separate_shards: True if gradient shards are in another stream's pool than activations.
+        separate_shards: True if gradient shards and activations are in the pools of different streams.
         prefetch: Units that each unit's backward gathers ahead, as the spec says; 0 for FSDP2's own order, group by group.
     """
 
@@ -67,11 +67,12 @@ class Chunk:
     """A slot's units with the sums that a budget needs.
 
     Attributes:
-        late_bytes: Part of its whole gradients made by the weight half of a split backward.
+        late_bytes: Part of its unsharded gradients that the weight half of a split backward makes.
         waiting_bytes: Bytes that a microbatch keeps between the two halves of a split backward.
         waiting_slack_bytes: Bytes that the allocator's rounding adds to them.
-        kept_input_bytes: Bytes that it keeps for the second half: an input that the stage before has sent on the same rank.
-        input_bytes: A microbatch's input that another stage has sent; 0 if it embeds, or without a pipeline.
+        kept_input_bytes: Bytes of an input that a microbatch keeps for the second half, because the previous stage on the same rank has
+            sent it.
+        input_bytes: A microbatch's input that another stage has sent; 0 if the chunk has the embedding, or without a pipeline.
         output_bytes: A microbatch's output for another stage; 0 if it ends the model, or without a pipeline.
         packs: True if its last unit makes that output of several values.
         held_values: Values that the stage holds for later layers as each unit's forward begins, and while it runs.
@@ -118,7 +119,7 @@ class Chunk:
         self.unsharded_bytes: int = self.root.unsharded_bytes + stored.layers_together.unsharded_bytes
         self.shard_bytes: int = self.root.shard_bytes + stored.layers_together.shard_bytes
         layers_flat = stored.largest_flat_bytes
-        # all-gather outputs: a group's, and those of the layers gathered next
+        # all-gather outputs of a group, and of the layers that are gathered next
         flats = max(self.root.flat_bytes, layers_flat) + max(policy.gathers_ahead, 1) * layers_flat
         self.parts_bytes: int = stored.layers_together.part_bytes
         largest = max(map(add, map(add, self.before, [held for held, _ in self.held_values]), [unit.forward_bytes for unit in units]))
@@ -134,10 +135,10 @@ class Chunk:
         """True if a tied head and the embedding are one parameter of this chunk, whose gradient has a part from each."""
         held = policy.pipelined and self.head >= 0
         ends = self.units[self.head].block.part.tensors if held else {}
-        self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the last stage's output, or the loss instead
+        self.logits_bytes = ends.get("logits", ends[OUTPUT])[0] if ends else 0  # the output of the last stage, or the loss instead
         self.received_from = self._received_from()
         self.backward_extra = self._backward_extra(handed.in_buffer_bytes(len(units)))
-        self.waiting_from = [0] * len(units)  # if W runs later, bytes that units from each one on leave to it
+        self.waiting_from = [0] * len(units)  # if W runs later: bytes that each unit and the units after it leave to W
 
     @cached_property
     def first_layer(self) -> int:
@@ -174,7 +175,10 @@ class Chunk:
         return {}
 
     def held(self, state: ChunkState, *, weight_grads: bool = True) -> tuple[int, int]:
-        """Gradients and gathered parameters of the chunk while another one runs; `weight_grads`: True if linear weights have gradients."""
+        """Gradients and gathered parameters of the chunk while another chunk runs.
+
+        `weight_grads`: True if linear weights have gradients.
+        """
         if state is REDUCED:
             return self.shard_bytes, 0
         gradients = 0
@@ -186,7 +190,7 @@ class Chunk:
         return gradients, self.gathered_bytes if kept else self.root.gathered_bytes + self.parts_bytes
 
     def peak(self, index: int, point: Point, gradients: int, communication: int, activations: int, absent: int = 0) -> Peak:
-        """A point of a unit's segment plus a level: bytes that earlier units keep, and the given ones."""
+        """A point of a unit's segment plus a level: the bytes that earlier units keep, and the given bytes."""
         size, where, live, params, own_gradients, own_communication, own_activations = point
         total = self.before[index] + size + gradients + communication + activations - absent
         gradients, communication, activations = gradients + own_gradients, communication + own_communication, activations + own_activations
@@ -195,13 +199,13 @@ class Chunk:
         )
 
     def idle_peak(self, where: str, gradients: int, communication: int, activations: int = 0) -> Peak:
-        """Point without microbatches of the chunk, except for these activations."""
+        """The point at which the chunk has no microbatch in flight; it includes only the given activations."""
         total = gradients + communication + activations
         return Peak(total, where, 0, None, (), gradients, communication, activations)
 
     @cached_property
     def ahead(self) -> list[Ahead]:
-        """The all-gathers of layers before, which a unit's backward begins, for each unit."""
+        """For each unit, the all-gathers of earlier layers that its backward begins."""
         if self.policy.prefetch:
             return several_ahead(self.units, self.policy.prefetch, headless=self.head < 0)
         return next_ahead(self.units)
@@ -213,11 +217,11 @@ class Chunk:
 
     @cached_property
     def later_again(self) -> tuple[list[Later], int]:
-        """The same where parameters are gathered from kept parts."""
+        """The same as `later`, if parameters are gathered from kept parts."""
         return later_gathers(self.units, self.policy.gathers_ahead, again=True)
 
     def groups(self) -> Iterator[tuple[str, GroupBytes]]:
-        """The groups by name: its own, then its layers' and their experts'."""
+        """FSDP2 groups by name: the slot's own group, then those of its layers and their experts."""
         yield "the slot's own parameters", self.root
         for name, unit in zip(self.names, self.units, strict=True):
             yield name, unit.opens
@@ -227,7 +231,7 @@ class Chunk:
     def reduced_groups(self) -> list[GroupBytes]:
         """FSDP2's groups in the order in which they are reduced."""
         groups = [group for _, group in self.groups() if group.reduce_bytes and not self.policy.whole]
-        if not self.policy.pipelined:  # a layer's experts inside its backward, then the layer, and the slot's own when all are done
+        if not self.policy.pipelined:  # experts in their layer's backward, the layer after it, the slot's rest last
             groups.reverse()
         return groups
 
@@ -246,7 +250,9 @@ class Chunk:
         return passed + tensors[VIEWED][0] - (self._received_bytes if index > self.received_from else 0)
 
     def first_sums(self, index: int) -> int:
-        """Bytes after the first layer that adds to gradients from the next stage: gradients passed on, and new sums; else 0.
+        """Bytes after the first layer that adds to gradients from the next stage; 0 if no layer does.
+
+        They are the gradients that it passes on, and new sums.
 
         Autograd frees a Python function's results when all are added.
         """
@@ -284,7 +290,7 @@ class Chunk:
     def summed_later(self) -> list[int]:
         """Gradients of the slot's own parameters that wait after each unit for a part that another unit makes.
 
-        There autograd adds them to the gradients of earlier microbatches: it waits for all parts.
+        Autograd adds them to the gradients of earlier microbatches at that unit, because it waits for all parts.
         """
         found = [0] * len(self.units)
         if self.has_mtp:
@@ -298,7 +304,7 @@ class Chunk:
     def tied_sum_bytes(self) -> int:
         """Bytes of the sum of a tied embedding's two gradients if autograd allocates a third storage for it; else 0.
 
-        The head's part is there first. A linear's is a transposed view of a product; after MTP's depths it is a sum already.
+        The head's part exists first. It is a transposed view of a product if the head is a linear; after MTP's depths it is already a sum.
         """
         if not self.ties or self.has_mtp:
             return 0
@@ -306,7 +312,7 @@ class Chunk:
         return self.units[self.embedding].block.gradients["weight"] if any(op.params and op.hands_views for op in ops) else 0
 
     def _kept(self, count: int, stop: int, activations: int) -> dict[Column, int]:
-        """Bytes that `count` microbatches keep, and one more up to a unit, and other activations."""
+        """Bytes that `count` microbatches keep, bytes of one more microbatch up to a unit, and other activations."""
         cells = NO_BYTES.copy()
         cells[ACTIVATIONS] = activations + count * self.before[-1] + self.before[stop]
         for index, unit in enumerate(self.units):
@@ -335,7 +341,7 @@ class Chunk:
         The gradient of a stage's output is in a receive buffer, which is counted there. The last stage's output, the logits, is held
         until the backward has ended. The gradient of the first MTP depth's input that final norm or head made waits until that depth
         adds its own. A stage that sends values receives their gradients in one buffer, of which its last layer's is a view. `received` are
-        gradients of values that units count and that are there, too.
+        gradients of values that the units count and that are also in this buffer.
         """
         carried = [sums - buffered for sums, buffered in zip(self.value_sums, received, strict=True)]
         for index in range(self.received_from, len(carried)):

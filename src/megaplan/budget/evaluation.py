@@ -49,7 +49,7 @@ class Evaluated:
         family: Family of the block.
         layer: True if it is a layer or a prediction depth, with its own groups.
         splits: True if a schedule may split its backward, which only layers allow.
-        shared: Parameters of other blocks whose gradients it passes on: only a prediction depth does.
+        shared: Parameters of other blocks whose gradients the block passes on; only a prediction depth has any.
         sums: Sums of its ledger.
         storage: FSDP2's storage of its parameters; None for a tied head, whose parameters are the embedding's.
     """
@@ -110,7 +110,7 @@ class BlockMemo:
         self._blocks: dict[Hashable, dict[BlockVariant, Evaluated]] = {}
 
     def of(self, spec: Spec, dims: Dims, sizes: Sizes) -> dict[BlockVariant, Evaluated]:
-        """The known blocks by variant; additions are known to the next spec of the same sizes."""
+        """The cached blocks by variant; blocks that are added are found by the next spec of the same sizes."""
         mesh, splits = spec.mesh, spec.schedule.kind in SPLIT_BACKWARD
         if len(self._blocks) >= self.MOST:
             self._blocks.clear()
@@ -141,8 +141,8 @@ class Evaluation:
             layouts.
     """
 
-    _values: Sequence[tuple[Part, bool]] = ()  # that layers pass on, each with True if its own layer does not keep it
-    _taking: frozenset[str] = frozenset()  # layers that keep one of these
+    _values: Sequence[tuple[Part, bool]] = ()  # tensors that layers pass on, each with True if the layer that makes it does not keep it
+    _taking: frozenset[str] = frozenset()  # layers that keep one of these tensors
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Evaluation:
         self.replays, self.replays_update, self.graph_bytes = replays_graphs(spec), replays_update(spec), graph_bytes(spec)
         self.workspace_bytes, self.uses_muon = device_of(spec.device).gemm_workspace.value, spec.optimizer.uses_muon
         sizes = storage_sizes(spec, padded=padded)
-        if shards is ShardsPool.REDUCE_SCATTER:  # of a version in which FSDP2 wrapped stages of one data rank, too
+        if shards is ShardsPool.REDUCE_SCATTER:  # the pool of a version in which FSDP2 also wrapped stages with one data rank
             sizes = sizes._replace(whole_state=False)
         self.stored = stored(sizes, inventory)
         evaluated = {} if memo is None else memo.of(spec, self.dims, sizes)
@@ -236,7 +236,10 @@ class Evaluation:
         return not is_end and self.layout.slots[slot.index + step].pp_rank == slot.pp_rank
 
     def _arrived(self, names: Sequence[str]) -> frozenset[str]:
-        """Blocks of a slot whose output gradient comes from another slot: the last block, and blocks whose norm only later blocks share."""
+        """Blocks of a slot whose output gradient comes from another slot.
+
+        They are the last block, and blocks after which all blocks share its norm.
+        """
         precision, layers = self.spec.precision, self.inventory.layers
         adding_nothing = [layer for layer in self.spec.model.parallel_layers if precision.of(layers[layer].family) is precision.params]
         found, sharing = [names[-1]], {f"layers.{layer}" for layer in adding_nothing}
@@ -298,7 +301,7 @@ class Evaluation:
         return tuple([index >= 0 and spec.offloads(index, layers[index].family) for index in numbers])
 
     def _handed(self, slot: Slot, stored: SlotStorage) -> tuple[SlotStorage, Handed, tuple[Boundary, ...]]:
-        """A slot with the names of the units that cut what it receives and join what it sends, its values, and both boundaries if any."""
+        """A slot's values, its boundaries if any, and the names of the units that unpack the received tensor and pack the sent one."""
         if not self._values:
             return stored, Handed(self.boundary_bytes, self.boundary_bytes), ()
         names, (received, sent) = stored.names, tuple([boundary(self.spec, self.dims, cut) for cut in (slot.start, slot.stop)])

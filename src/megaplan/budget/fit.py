@@ -42,7 +42,7 @@ class RoutingRange(NamedTuple):
     reason: Reason
 
     def allocated_bytes(self, rank: RankBudget) -> tuple[int, int]:
-        """Bytes that torch's allocator has allocated at the peak of these ranks: balanced, skewed."""
+        """Allocated bytes of torch's allocator at the peak of these ranks: with balanced routing, and with skewed routing."""
         first = rank.ranks[0]
         return self.balanced.of_rank(first).allocated_bytes, self.skewed.of_rank(first).allocated_bytes
 
@@ -74,7 +74,10 @@ def routing_range(spec: Spec, inventory: Inventory, layout: Layout, budget: Budg
 
 
 def largest_skew(ep: int, num_experts: int, top_k: int) -> float:
-    """Most rows of one expert rank relative to its even share: every token chooses as many of its experts as allowed, each once."""
+    """The largest number of rows of one expert rank relative to its even share.
+
+    Every token then chooses as many of its experts as allowed, each once.
+    """
     return min(float(ep), num_experts / top_k)
 
 
@@ -99,7 +102,10 @@ class NarrowFit(NamedTuple):
 
 
 def narrow_fit(budget: Budget, spec: Spec) -> NarrowFit | None:
-    """The ranks of a budget that fit narrowly; None if it does not fit, or fits with all that runs of its host have reserved."""
+    """The ranks of a budget that fit narrowly.
+
+    None if the budget does not fit, or also fits with the largest reserved memory of measured runs of its host.
+    """
     over = [rank for rank in budget.ranks if rank.fits and is_narrow(rank.peak_bytes, rank.headroom_bytes, spec)]
     if not over or not budget.fits:
         return None
@@ -108,15 +114,15 @@ def narrow_fit(budget: Budget, spec: Spec) -> NarrowFit | None:
 
 
 def is_narrow(peak_bytes: int, headroom_bytes: int, spec: Spec) -> bool:
-    """True if a peak would not fit with the most that measured runs of the host have reserved above it (decision 39)."""
+    """True if a peak would not fit with the largest reserved memory above it in measured runs of the host (decision 39)."""
     return peak_bytes * spec.host.kind.more_reserved(spec.host) > headroom_bytes
 
 
 DOES_NOT_FIT = "MP501"
 HEADROOM_PERCENT = 20
-"""Headroom below this share of usable memory warns. Source: arXiv:2411.06465: of 454 runs none under 80% of its estimate ran out."""
+"""A headroom below this share of usable memory gives a warning. Source: arXiv:2411.06465: of 454 runs, none estimated below 80% ran out."""
 MAX_MICRO_BATCH = 1 << 40
-"""Upper bound of the doubling; no device holds a job of that size."""
+"""Upper bound of the doubling in the search; no device can hold a micro-batch of that size."""
 
 
 class Cut(NamedTuple):
@@ -177,7 +183,7 @@ def low_headroom(worst: RankBudget, spec: Spec) -> list[Diagnostic]:
 SHARE = 100
 """Reciprocal of the share of the peak above which padding is reported."""
 MOST_DEGREES, MOST_BUDGETS = 512, 8
-"""Numbers of degrees that the search for one without padding considers, nearest first, and that it evaluates."""
+"""The search for a degree without padding considers the first number of degrees, the nearest first, and evaluates the second number."""
 MOST_NAMED = 3
 
 

@@ -77,8 +77,8 @@ FORMULAS: dict[str, ColumnFormula] = {
     ),
     Column.ACTIVATIONS: ColumnFormula(
         "Tensors that blocks save for backward, times the microbatches in flight; the running block's working set; logits and loss;"
-        " MTP; token ids and rotary tables. With host.activation_offload, of the layers with these letters only the one"
-        " before the running layer counts.",
+        " MTP; token ids and rotary tables. With host.activation_offload, only one of the layers with these letters counts: the one "
+        "before the running layer.",
         "largest over states of a rank: Σ over chunks (microbatches in flight · Σ ledger) + the block that runs; counts are the schedule's"
         " vectors, never a peak count times a mean",
         "bytes",
@@ -94,7 +94,7 @@ FORMULAS: dict[str, ColumnFormula] = {
         "16 tables of dim 16, B 4, T 4096, bf16: 16384 · 16 · (8 + 32) = 10,485,760 B",
     ),
     Column.ROUTING: ColumnFormula(
-        "Chosen experts, row orders and counts, and the rows on their way: dispatched, received, returned, combined.",
+        "Chosen experts, row orders and counts, and the rows that are dispatched, received, returned and combined.",
         "kept a token and E block: top_k · (4 + 4 + h · bytes(activations)) + 4 · E / tokens; with ep · etp > 1 rows received are"
         " N · top_k · etp · routing_skew, or capacity · E / ep · ep · etp",
         "bytes",

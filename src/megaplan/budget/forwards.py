@@ -75,7 +75,10 @@ def forward_segment(unit: Unit, settings: Gathers) -> ForwardSegment:
 
 
 def loss_points(unit: Unit) -> tuple[tuple[Point, bool], ...]:
-    """The largest points of the head's forward, each with True if it is in the stage: FSDP2 frees the last output when that returns."""
+    """The largest points of the head's forward, each with True if it is in the stage.
+
+    FSDP2 frees the last all-gather output when the stage returns.
+    """
     if CRITERION not in unit.segments:
         halves = [[live for live in unit.block.part.replay.forward if (live.op != CRITERION) is inside] for inside in (True, False)]
         points = [[point_of(unit, "forward of {}", live, a=unit.passing_bytes) for live in half[::-1]] for half in halves]
@@ -95,8 +98,8 @@ def _cut(unit: Unit, gathered: int) -> Point:
 def _around_experts(unit: Unit, settings: Gathers) -> Iterator[tuple[LiveSet, int]]:
     """Points of the forward of a layer with experts, with the gathered parameters at each, without the output that stays after it.
 
-    Experts are allocated from their operation on. The output from which they are copied is allocated from the start if it is gathered
-    ahead; that of the group gathered before them is allocated until they have been copied.
+    The experts' gathered parameters are allocated from their operation on. The all-gather output from which they are copied is allocated
+    from the start if it is gathered ahead; the output of the group that was gathered before them is allocated until they have been copied.
     """
     gathers, frees, ahead, again, found_bytes = settings
     opens, experts = unit.opens, unit.bank
@@ -107,7 +110,7 @@ def _around_experts(unit: Unit, settings: Gathers) -> Iterator[tuple[LiveSet, in
     before = unit.block.part.replay.forward[0]
     for live in unit.block.part.replay.forward:
         fills = runs_bank(live.op)
-        if fills and gathers:  # tensors of the operation before are allocated while they are copied for this one
+        if fills and gathers:  # the previous operation's tensors are still allocated while they are copied for this one
             start = LiveSet(live.op, tuple(name for name in before.storages if name in live.storages))
             yield start, own + experts.casting_bytes + before_bank
             gathered = own - experts.part_bytes * again

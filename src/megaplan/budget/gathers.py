@@ -46,7 +46,7 @@ def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[
     found, groups, banks = [], list[list[GroupBytes]](), list[GroupBytes]()
     last = max((index for index, unit in enumerate(units) if unit.layer), default=-1)
     for index, unit in enumerate(units):
-        banks = banks if unit.joins else []  # of the layers before in the unit's group
+        banks = banks if unit.joins else []  # banks of the preceding layers in the unit's group
         begins = not unit.layer or (index == last and headless)
         before = [] if begins or depth == 1 else groups[1 - depth :]
         new_ones = groups[-depth:] if begins else groups[-depth : max(0, len(groups) - depth + 1)]
@@ -64,7 +64,10 @@ def several_ahead(units: Sequence[Unit], depth: int, *, headless: bool) -> list[
 
 
 def _issued(issued: int, groups: Iterable[GroupBytes], sent: Callable[[GroupBytes], int]) -> tuple[int, int]:
-    """Outputs of these all-gathers in addition to earlier ones, and the maximum together with an input; 0 if none has an input."""
+    """Outputs of these all-gathers in addition to earlier ones, and the maximum of outputs and an input together.
+
+    0 if no gather has a separate input.
+    """
     most = 0
     for group in groups:
         issued += group.flat_bytes

@@ -1,8 +1,8 @@
 """The peak while a rank's stages are built: slot by slot, parameters, then buffers.
 
 A slot's modules get storage in order, each shard with its true rows. FSDP2 pads the short shards of a group when the module of the group
-is filled: an expert bank's, then its layer's; those of the slot's own group when everything else of the slot exists. During its padding a
-shard exists twice. Later slots have nothing yet.
+is filled: an expert bank's, then its layer's; those of the slot's own group when everything else of the slot exists. A shard exists twice
+while it is padded. Later slots have allocated nothing at that point.
 
 Source: torch/distributed/fsdp/_fully_shard/_fully_shard.py (`FSDPModule._apply`), _fsdp_param.py (`reset_sharded_param`).
 """
@@ -25,7 +25,7 @@ class SlotInit(NamedTuple):
         storages: Storages of its blocks in module order, if any has short shards; else empty.
         layers: True for each block that is a layer, with its own groups.
         buffer_bytes: Sums of a step.
-        tables: Rotary tables in the order in which they are made, which are last.
+        tables: Rotary tables in the order in which they are made, after everything else.
     """
 
     resident_bytes: tuple[int, int, int]
@@ -78,7 +78,7 @@ class _Building:
             own: list[tuple[Shard, int]] = []
             last = {id(storage): position for position, storage in enumerate(slot.storages)}
             for position, (storage, layer) in enumerate(zip(slot.storages, slot.layers, strict=True)):
-                # A layer leaves no shard to pad, so of equal layers the last has the peak.
+                # A layer that is divided evenly needs no padding, so the last of several equal layers has the peak.
                 if storage.shards and not (layer and last[id(storage)] > position):
                     own += self._fill(storage.shards, layer=layer)
                 else:
@@ -98,7 +98,7 @@ class _Building:
         self._resident = [replicated + resident[0], tensor_parallel + resident[1], expert_parallel + resident[2]]
 
     def _fill(self, shards: Sequence[Shard], *, layer: bool) -> list[tuple[Shard, int]]:
-        """Fills a block with short shards, which are not padded until then."""
+        """Fills a block that has short shards, and pads them."""
         short: list[tuple[Shard, int]] = []
         bank: list[tuple[Shard, int]] = []
         for position, shard in enumerate(shards):

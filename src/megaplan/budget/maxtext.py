@@ -1,7 +1,8 @@
 """The budget of a job that MaxText runs: one program for all devices, so that every device has the same bytes.
 
-XLA plans memory before the program runs. The budget is the largest peak of what the program defines: state, gradients, inputs of
-scanned blocks, what the remat policy saves, logits, and one block that backward runs again. One block's peak is that of megarun's kernels,
+XLA plans memory before the program runs. The budget is the largest peak of the tensors that the program defines: state, gradients, inputs
+of scanned blocks, tensors that the remat policy saves, logits, and one block that backward recomputes. One block's peak is that of
+megarun's kernels,
 which fuse the same operations as XLA. Choices of XLA's scheduler are not modelled: copies for layouts, padding to tiles of 8 × 128, buffers
 of collectives that run ahead, and rematerialisation that the compiler adds if a program does not fit.
 
@@ -71,7 +72,7 @@ class Program:
         self._variants = block_variants(self._plain, inventory)
 
     def block(self, index: int) -> BlockBytes:
-        """Tensors that megarun's kernels keep and have in a layer, without recompute."""
+        """Saved and working tensors of a layer with megarun's kernels, without recompute."""
         name = f"layers.{index}"
         variant = self._variants[name]
         if variant not in self._bytes:
@@ -85,7 +86,7 @@ class Program:
             yield range(start, min(start + size, slot.stop))
 
     def saved(self, layers: range) -> dict[str, int]:
-        """Bytes by place that a unit saves: its input, and the tensors that the policy names."""
+        """Bytes that a unit saves, on the device and in host memory: its input, and the tensors that the policy names."""
         blocks = [self.inventory.layers[index] for index in layers]
         named, places = saved_bytes(self.spec, blocks, self.tokens), saved_places(self.spec)
         found = {place: sum(tensors.values()) for place, tensors in named.items()}
@@ -98,7 +99,7 @@ class Program:
         return found
 
     def kept(self, slot: Slot) -> dict[str, int]:
-        """Bytes by place that a slot keeps of one pass."""
+        """Bytes that a slot keeps of one pass, on the device and in host memory."""
         found = [self.saved(unit) for unit in self.units(slot)]
         return {place: sum(each[place] for each in found) for place in (DEVICE, HOST)}
 
@@ -164,7 +165,7 @@ class Program:
         return found, HostBytes(away + kept, 0)
 
     def _runs(self) -> int:
-        """Passes whose tensors are kept at a time, over the slots of a stage."""
+        """Number of passes whose tensors are kept at the same time, over the slots of a stage."""
         return -(-self.passes // self.spec.mesh.vpp)
 
     def peaks(self) -> Peaks:
@@ -221,7 +222,7 @@ def _cells(program: Program) -> tuple[Cells, dict[Phase, str], HostBytes]:
     state, host = program.state()
     peaks, offloads = program.peaks(), program.spec.host.optimizer_offload
     idle = {**state, MATRIX_OPTIMIZER: 0, OTHER_OPTIMIZER: 0} if offloads else state
-    candidates = {"the loss of all tokens": peaks.loss, "the block that runs again in backward": peaks.backward}
+    candidates = {"the loss of all tokens": peaks.loss, "the block that is recomputed in backward": peaks.backward}
     place, busiest = max(candidates.items(), key=lambda item: sum(item[1].values()))
     running, updating = idle.copy(), state.copy()
     _add(running, busiest)
@@ -239,7 +240,7 @@ def maxtext_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tupl
 
 
 def explain(spec: Spec, inventory: Inventory, layout: Layout, pp_rank: int) -> Explained:
-    """The layers of a pipeline rank, and what the remat policy saves of each."""
+    """The layers of a pipeline rank, and the tensors that the remat policy saves of each."""
     program = Program(spec, inventory, layout)
     held: dict[object, tuple[list[str], Block, list[tuple[str, ...]], int]] = {}
     for slot in layout.of_rank(pp_rank):

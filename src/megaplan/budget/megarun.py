@@ -68,7 +68,7 @@ def evaluate(
     memo: BlockMemo | None = None,
     shards: ShardsPool = SHARDS,
 ) -> list[tuple[Evaluation, Container[int]]]:
-    """The evaluations of a job, each with its places in a CP group, the last place first."""
+    """The evaluations of a job, each with the places in a CP group for which it holds, the last place first."""
     cp, last = spec.mesh.cp, Evaluation(spec, inventory, layout, padded=padded, memo=memo, shards=shards)
     if cp == 1 or not any(block.family in SEQUENTIAL_FAMILIES for block in inventory.layers):
         return [(last, range(cp))]
@@ -102,7 +102,7 @@ def stage_ranks(
     *,
     listed: bool = True,
 ) -> list[RankBudget]:
-    """The distinct ranks of some pp ranks, at these places of their CP groups; of equal ones only the first unless `listed`."""
+    """The distinct ranks of some pp ranks, at these places of their CP groups; unless `listed`, only the first of several equal ranks."""
     receives, of_rank = counts.receives, evaluation.layout.by_rank()
     ranks: list[RankBudget] = []
     for pp_rank in pp_ranks:
@@ -185,7 +185,7 @@ def _persistent(
     reads_tokens, reads_labels = (any(of_slots) for of_slots in zip(*ends, strict=True))
     for (is_first, _), (_, of_slot, step_sums) in zip(ends, parts, strict=True):
         own = step_sums + (evaluation.further_loss_bytes if of_slot.is_last else 0)
-        # an encoder's table is made before the others
+        # the table of an encoder is made before the others
         tables = evaluation.tower_rotary_tables * is_first + evaluation.rotary_tables * of_slot.attends
         building.append(new(SlotInit, (of_slot.resident_bytes, of_slot.blocks if of_slot.uneven else (), of_slot.layers, own, tables)))
         buffers += own + sum([table.num_bytes for table in tables])

@@ -49,7 +49,7 @@ DISPATCHERS = (
 )
 """Items of the reserve that a dispatcher takes, with their sources."""
 PADDED = Column.TENSOR_PARALLEL_PARAMS, Column.EXPERT_PARALLEL_PARAMS
-"""Columns of the padding in the buffers of Muon's matrices, dense ones and experts'."""
+"""Columns of the padding in the buffers of Muon's matrices: for dense matrices and for experts."""
 
 
 def megatron_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
@@ -77,7 +77,7 @@ class MegatronPeaks:
     """The peaks of some pipeline ranks of a layout, and their work."""
 
     def __init__(self, spec: Spec, inventory: Inventory, _memo: object) -> None:
-        """Blocks of other specs are not used: values that layers share are cached by their sizes."""
+        """The blocks of other specs are not used, because values that layers share are cached by their sizes."""
         self._run = MegatronRun(spec, inventory)
 
     def __call__(self, layout: Layout, stages: Sequence[StageSpans]) -> tuple[list[int], int]:
@@ -99,7 +99,7 @@ def _placed(stage: MegatronStage, data_index: int, expert_index: int) -> Megatro
 
 
 def megatron_reserve(spec: Spec) -> tuple[ReserveItem, ...]:
-    """The driver's memory that the experts' dispatcher takes: HybridEP its rows, NCCL its buffers for the peers of an all-to-all."""
+    """The driver's memory that the experts' dispatcher takes: HybridEP's rows, or NCCL's buffers for the peers of an all-to-all."""
     at, device = setting_of(spec), device_of(spec.device)
     sizes = hybrid_ep_bytes(at, device.domain.value), all_to_all_bytes(at, device)
     return tuple([ReserveItem(name, size, Basis.MODELLED, source) for (name, source), size in zip(DISPATCHERS, sizes, strict=True) if size])
@@ -116,7 +116,7 @@ def megatron_kept_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tup
 
 
 def tensor_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Counter[int], ...]:
-    """Bytes of each parameter of a rank, and their number, by pipeline rank; each expert is by itself."""
+    """Bytes of each parameter of a rank, and the number of such parameters, by pipeline rank; each expert is a separate parameter."""
     run, found = MegatronRun(spec, inventory), []
     for stage in stages_of(run, layout):
         sizes: Counter[int] = Counter()

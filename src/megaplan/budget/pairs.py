@@ -1,8 +1,8 @@
 """The largest point of a pair in turns: a forward and a backward of a rank that alternate at the exchanges of rows.
 
-Either action is a sequence of phases, each from one exchange to the next. The forward begins. At the end of a phase the other action runs
+Each action is a sequence of phases, from one exchange to the next. The forward begins. At the end of a phase the other action runs
 its next phase, while the first one's tensors stay allocated and its rows are in transit. When one has ended, the other runs to its end. If
-both are of one chunk, its gradients and gathered parameters are the backward's part.
+both actions belong to one chunk, its gradients and gathered parameters count in the backward's part.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +37,7 @@ def pair_peak(forward: PairPart, backward: PairPart, *, weight_grads: bool, cons
         forward: Chunk of the forward.
         backward: Chunk of the backward.
         weight_grads: True if the gradients of the forward's linear layers exist.
-        consumes: True if the gradient of the backward's output came from the other chunk, which frees it with the backward's end.
+        consumes: True if the other chunk made the gradient of the backward's output; the end of the backward then frees it.
     """
     held = (0, 0) if forward.chunk is backward.chunk else _held(*forward, weight_grads=weight_grads)
     phases = (
@@ -171,6 +171,6 @@ def _exchanging(unit: Unit, settings: Accumulating, chunk: Chunk) -> Iterator[tu
 
 
 def _between(chunk: Chunk, index: int, gradients: int, gathered: int, activations: int) -> Peak:
-    """A point before an action begins or after it has ended: bytes kept by units before this index, and the rest."""
+    """A point before an action begins or after it has ended: the bytes that units before this index keep, and the rest."""
     total = chunk.before[index] + gradients + gathered + activations
     return Peak(total, "nothing of the other part", index, None, (), gradients, gathered, activations)

@@ -1,4 +1,4 @@
-"""The largest peak of every pp rank, over many layouts of one spec: for a search that moves a few cuts at a time."""
+"""The largest peak of every pp rank for many layouts of one spec, for a search that moves a few cuts at a time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def build_budget(spec: Spec, inventory: Inventory, layout: Layout) -> Budget:
 StageSpans = tuple[int, Spans]
 """A pipeline rank and the spans of its slots."""
 WORK_OF_STAGE, WORK_OF_JOB_LAYER = 300, 200
-"""Microseconds on one machine: of a stage, and of a layer if a layout's evaluation leaves nothing for the next."""
+"""Microseconds of an evaluation on one machine: of a stage, and of a layer if nothing can be reused for the next layout."""
 
 
 class StagePeaks:

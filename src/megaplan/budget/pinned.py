@@ -23,7 +23,7 @@ def pinned_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[int,
 
 
 def shard_bytes(spec: Spec, inventory: Inventory, layout: Layout) -> tuple[Counter[int], ...]:
-    """Bytes of each parameter's shard on a rank, and their number, by pipeline rank; a bank of experts is one tensor."""
+    """Bytes of each parameter's shard on a rank, and the number of such shards, by pipeline rank; a bank of experts is one tensor."""
     mesh, size = spec.mesh, spec.precision.master.bytes
     found = []
     for pp_rank in range(mesh.pp):

@@ -85,9 +85,9 @@ def _first(mesh: Mesh, start: int, stop: int, places: Container[int]) -> int:
 PER_MILLE = 1000
 NO_ROUNDING = (0, 0, 0, 0, 0)
 EXPANDABLE_SHARE, SEGMENTS_SHARE = 15, 70
-"""Fitted, per mille of activations: the unused part of the computing stream's pool with expandable segments, and without."""
+"""Fitted: the unused part of the computing stream's pool, in per mille of activations, with expandable segments and without."""
 PLACE_PERCENT = 40
-"""Fitted: a request of more than this part of the free bytes, which are in pieces, fits no piece and grows the pool (in replays 38 to 48).
+"""Fitted: a request above this percentage of the free bytes fits into none of the free pieces and grows the pool (in replays 38 to 48).
 """
 
 
@@ -115,7 +115,7 @@ def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *
     separate, replicated = shards is ShardsPool.REDUCE_SCATTER, chunks[0].policy.replicated
     lasting = pools.shard_bytes if separate and not pools.recast_bytes else pools.recast_bytes
     passing = 0
-    if num_reductions > 1 or pools.recast_bytes:  # outputs are not the shards themselves; with replicas they wait for the backward's end
+    if num_reductions > 1 or pools.recast_bytes:  # outputs are not the shards; with replicas they are kept until the backward ends
         passing = pools.all_reduced_bytes if replicated else pools.reduced_bytes
     streams = (pools.gather_bytes > 0) + (lasting + passing > 0)
     open_bytes = OPEN_SEGMENTS_BYTES + streams * LARGE_BUFFER_BYTES
@@ -134,7 +134,10 @@ def _reserving(chunks: Sequence[Chunk], pools: GroupPools, shards: ShardsPool, *
 
 
 def _last_requests(chunk: Chunk, *, separate: bool, later: bool) -> tuple[tuple[int, ...], int]:
-    """Allocator requests of the reduction of a slot's own parameters at the end of a backward, and live bytes before; not of pipelines."""
+    """Allocator requests of the reduction of a slot's own parameters at the end of a backward, and the live bytes before it.
+
+    Only without a pipeline.
+    """
     if chunk.policy.pipelined:
         return (), 0
     root = chunk.root
@@ -158,7 +161,7 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, outside_gra
         cells: Cells of a rank, all except overhead.
         reserving: Reserving of the rank.
         step: Peaks of its steps.
-        outside_graphs: Bytes that the optimizer takes while the memory of recorded microbatches is a pool that serves nothing else; else 0.
+        outside_graphs: Bytes that the optimizer allocates while the memory of recorded microbatches is a separate pool; else 0.
         rounding: Bytes that rounding adds in each phase to tensors that have their own segments.
     """
     if not reserving.rounds:
@@ -178,7 +181,7 @@ def add_overhead(cells: Cells, reserving: Reserving, step: StepPeak, outside_gra
 def _beyond(phase: dict[Column, int], reserving: Reserving, peak: StepPeak) -> int:
     """Bytes that a step reserves beyond its allocated peak and rounding."""
     other_pool_bytes, open_bytes, missing, share, requests, live, _ = reserving
-    grown, free = 0, peak.total - peak.late_bytes - live  # at the end of a backward, from the computing stream's pool then
+    grown, free = 0, peak.total - peak.late_bytes - live  # allocated at the end of a backward; by then from the computing stream's pool
     for size in requests:
         if size * 100 > free * PLACE_PERCENT:
             grown += size
@@ -305,12 +308,12 @@ def rank_cells(persistent: Persistent, step: StepPeak, building: InitPeak, updat
 
 
 def _with_state(cells: PhaseCells, updates: Updates, dropped: int) -> tuple[PhaseCells, bool]:
-    """An update for which all state exists, and True if the peak is AdamW's cast, not an iteration of Muon's.
+    """The peak of an update after all state has been created, and True if it is AdamW's cast, not an iteration of Muon.
 
     AdamW updates first; if its gradients have their own buffer of `dropped` bytes, they are freed when Muon's iterations begin.
     """
     found, cast_bytes = cells.copy(), updates.adamw.largest_bytes
-    cast = cast_bytes > updates.scratch_bytes - dropped  # AdamW's update, with every gradient alive, is the higher
+    cast = cast_bytes > updates.scratch_bytes - dropped  # AdamW's update has the larger peak, because every gradient is allocated
     if not cast:
         found[GRADIENTS] -= dropped
     found[WORKSPACE] += (cast_bytes if cast else updates.scratch_bytes) + updates.buffer_bytes

@@ -1,7 +1,7 @@
-"""Serving: the KV cache by the map of attention layers and the recurrent-state pool, of the whole model and by rank (R-48), and its times.
+"""Serving: the KV cache by the map of attention layers and the recurrent-state pool, for the whole model and by rank (R-48), and times.
 
-Decoding reads every parameter that a batch uses, and the cache of every sequence, once a step; products are faster than that until the
-batch is large. Prefill is bound by products. Layers of a tensor group reduce their outputs twice.
+Decoding reads every parameter that a batch uses, and the cache of every sequence, once a step; matrix products take less time than these
+reads unless the batch is large. Prefill is limited by matrix products. Layers of a tensor group reduce their outputs twice.
 """
 
 from collections import Counter
@@ -55,7 +55,9 @@ def serving_degrees(spec: Spec) -> tuple[int, int, int]:
 
 
 def spans_of(num_layers: int, stages: int) -> list[tuple[int, int]]:
-    """First layer and end of each stage: equal numbers of layers; stages before the last get one of the remaining layers each.
+    """First layer and end of each stage: stages have equal numbers of layers.
+
+    The remaining layers go to the stages before the last, one each.
 
     Source: vllm/distributed/utils.py (`get_pp_indices`).
     """
@@ -95,7 +97,7 @@ def served_by(spec: Spec, block: Block) -> ServingState:
 def _stage(spec: Spec, inventory: Inventory, span: tuple[int, int], degrees: tuple[int, int, int]) -> ServingStage:
     """One rank of a stage.
 
-    Every rank holds latents whole; of key-value heads it holds its own, at least one. A tensor group divides recurrent states. If the
+    Every rank holds all latents; of the key-value heads it holds its share, at least one. A tensor group divides recurrent states. If the
     tensor group has more ranks than the expert degree, the additional ranks shard each expert's width. Engines quantise the linears of
     layers; embedding, head and last norm keep 16 bits.
     """
@@ -137,7 +139,7 @@ def local_elements(block: Block, degrees: tuple[int, int, int], heads: int = 1, 
 
 NS = 1e-9
 KERNELS_OF_LAYER = 6
-"""Kernels of a layer of the pattern in an engine: norm, projections, rotation and cache, attention or activation, and the sum."""
+"""Number of kernels of a layer of the pattern in an engine: norm, projections, rotation and cache, attention or activation, and the sum."""
 ACTIVATION_BYTES = 2
 
 
@@ -172,7 +174,7 @@ class Served:
         state_bytes: Recurrent states of one sequence.
         num_layers: Layers of the pattern.
         hidden_size: Width of the residual stream.
-        alone: The spec as one tensor group runs it, if that leaves its domain; else None.
+        alone: The spec of a single tensor group, if the group extends beyond its NVLink domain; else None.
         host_ns: Time of the host in a step that no kernel hides.
         eager_ns: Time of the host to launch a layer of the pattern outside graphs, while the device works; 0 in captured graphs.
     """
@@ -198,7 +200,7 @@ class Served:
         return sum(layers.count * layers.token_bytes for layers in self.cached)
 
     def decode_seconds(self, batch: float, context: float) -> float:
-        """Seconds of a step in which each of `batch` sequences, with `context` tokens in the mean, makes one token."""
+        """Seconds of a step in which each of `batch` sequences generates one token, at a mean context of `context` tokens."""
         pp = self.degrees[1]
         batch /= pp  # each stage works on a different batch
         touched, top_k = self.experts
@@ -229,7 +231,7 @@ class Served:
 
 
 class ServingTimes(NamedTuple):
-    """Times of one copy of a served model, whose stages are all busy.
+    """Times of one replica of a served model, all of whose stages are busy.
 
     Attributes:
         decode_ns: Nanoseconds of a step in which each sequence makes one token at the end of its context.

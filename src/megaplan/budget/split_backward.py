@@ -1,10 +1,10 @@
 """A chunk whose schedule splits backwards: I, which makes the gradient of the chunk's input, and W, which makes the weight gradients.
 
 Between the two a microbatch keeps the tensors that W needs (`megaplan.hosts.megarun.halves`). A chunk's gradients have two parts: the
-gradients that I makes, from its first I, and linear layers' gradients, from its first W. On the last rank of a V the two middle stages pass
-a gradient to each other without a receive buffer: it is allocated from the I of the later to the end of the I of the earlier, and longer if
-W needs it. The earlier stage's output has no receive buffer either: if a linear of the later reads it (no norm before the block), W keeps
-it after that I.
+gradients that I makes, from its first I, and linear layers' gradients, from its first W. On the last rank of a V, the later middle stage
+passes a gradient to the earlier one without a receive buffer. It is allocated from the I of the later stage to the end of the I of the
+earlier stage, and longer if W needs it. The earlier stage's output has no receive buffer either: if a linear of the later stage reads it
+(no norm before the block), it is kept for W after that I.
 
 A layer that shares its norm adds nothing to the gradient of the stream: its output gradient is the previous layer's, one storage, which is
 counted once while it waits for the W of either layer.
@@ -67,7 +67,7 @@ class SplitBackwardChunk(Chunk):
         self._waiting_below = [0, *accumulate(self._left.sizes)]
         everything = self._waiting_below[-1]
         self.late_bytes = sum([half.late_bytes for half in self._halves if half is not None])
-        # a view keeps the whole tensor that a neighbour on the rank has sent
+        # a view keeps the whole tensor that a neighbouring stage on the same rank has sent
         self._viewed = self.output_bytes - self._received if self.packs and sends_locally and self._received else 0
         self.waiting_bytes = everything - self._in_receive_buffer + self._viewed
         halves = [half.halves for half in self._halves if half is not None]
@@ -91,11 +91,11 @@ class SplitBackwardChunk(Chunk):
 
         Args:
             weight_grads: True if a W has run before, so that this one adds to existing gradients.
-            owns_input: True if only it holds an input that the stage before has sent on the same rank.
+            owns_input: True if only W holds an input that the previous stage on the same rank has sent.
         """
         last, there = len(self.units) - 1, self.held(BACKWARDED, weight_grads=weight_grads)[0]
         best = self.idle_peak("W", there, 0)
-        done = 0  # gradients that this W has made, if it is the first
+        done = 0  # gradients that this W has made, if it is the first W
         for index in range(last, -1, -1):
             half = self._halves[index]
             if half is None:
@@ -158,7 +158,7 @@ class SplitBackwardChunk(Chunk):
         chunk.unsharded_bytes = self.unsharded_bytes - self.late_bytes
         chunk.waiting_from = [below[-1] - size for size in below[:-1]]
         above = [below[-1] - size for size in below[1:]]
-        for index, held in enumerate(holding_above(self.units)[: left.end]):  # by a unit above, whose bytes it is among
+        for index, held in enumerate(holding_above(self.units)[: left.end]):  # held by a unit above, whose bytes include it
             if held and not left.own[index] and not left.counted_below[index]:
                 above[index] -= self.units[index].block.output_bytes
         chunk.backward_extra = [carried + kept for carried, kept in zip(self.backward_extra, above, strict=True)]
@@ -171,8 +171,8 @@ class LeftToWeights(NamedTuple):
     Attributes:
         own: The gradient of its output, if it leaves that.
         counted_below: True if an earlier unit has the same gradient and leaves it.
-        twice: The gradient, if it counts there.
-        sizes: All that it leaves, each storage once.
+        twice: Bytes of the gradient if the earlier unit counts it.
+        sizes: All bytes that it leaves, each storage once.
         not_buffered: The same without tensors in a receive buffer or passed on the same rank.
         end: The first unit whose output's gradient is the chunk's, which has been received.
     """
@@ -199,7 +199,7 @@ def left_to_weights(units: Sequence[Unit], end: int) -> LeftToWeights:
 
 
 def holding_above(units: Sequence[Unit]) -> list[bool]:
-    """True for each unit whose output gradient is also that of a later unit, which leaves it to W."""
+    """True for each unit whose output gradient is the same storage as that of a later unit, and is left to W."""
     found = [False] * len(units)
     for index in range(len(units) - 2, -1, -1):
         behind = units[index + 1]

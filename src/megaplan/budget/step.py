@@ -35,8 +35,8 @@ class StepPeak(NamedTuple):
     """The peak of a step's forward and backward; `first` is the first step's peak, if it differs.
 
     In the first step the libraries have no workspace yet while the first layer's parameters are gathered, because no product has run.
-    `other_pool_bytes` is the part in pools of streams other than the computing one, `late_bytes` the excess of the final reduction of the
-    slot's own parameters over all earlier points.
+    `other_pool_bytes` is the part in the pools of other streams than the computing one. `late_bytes` is the excess of the final reduction
+    of the slot's own parameters over all earlier points.
     """
 
     total: int
@@ -168,7 +168,7 @@ def _largest(chunks: Sequence[Chunk], points: Sequence[RankState], held: HeldByS
         if partner < 0 and kind in (FORWARD, REDUCE) and _bound(chunk, kind, state) + others <= most:
             continue
         if state is FORWARDED and kind is BACKWARD and not chunk.sums_in_place:
-            # a later one has everything that a first one has, and earlier gradients
+            # a later microbatch holds everything that the first holds, and earlier gradients
             later = peaks.get((BACKWARD, index, FORWARD_AFTER_BACKWARD, True, False))
             if later is not None and later.total + others <= most:
                 continue
@@ -219,7 +219,10 @@ def _peak(chunk: Chunk, kind: ActionKind, state: ChunkState, absent: int, *, wei
 
 
 def _others(chunks: Sequence[Chunk], point: RankState) -> int:
-    """Bytes of other microbatches, of other chunks' gradients and gathered parameters, and for W of the running chunk's gathered ones."""
+    """Bytes of other microbatches and of other chunks' gradients and gathered parameters.
+
+    In W also the running chunk's gathered parameters.
+    """
     kind, running, in_flight, waiting, passed_gradients, kept_inputs, _, states, weight_grads, partner = point
     chunk = chunks[running]
     total = in_flight[running] * chunk.saved_bytes + waiting[running] * chunk.waiting_bytes
@@ -234,7 +237,7 @@ def _others(chunks: Sequence[Chunk], point: RankState) -> int:
     if len(chunks) > 1:
         total += passed_gradients * chunks[0].output_bytes + kept_inputs * chunks[-1].kept_input_bytes
         for index, other in enumerate(chunks):
-            if index == partner != running:  # its microbatch that runs is in the pair
+            if index == partner != running:  # the pair includes the microbatch that runs on it
                 total += (in_flight[index] - 1) * other.saved_bytes + waiting[index] * other.waiting_bytes + other.output_bytes
             elif index != running:
                 total += in_flight[index] * other.saved_bytes + waiting[index] * other.waiting_bytes

@@ -24,12 +24,12 @@ from megaplan.spec.models import SIDES
 from megaplan.tuples import new
 
 ENDS = ("embedding", *SIDES)
-"""Blocks whose copies on a last slot others use there: a tied head, the depths of multi-token prediction."""
+"""Blocks with a copy on the last slot, which a tied head or the depths of multi-token prediction use there."""
 ATTENDING = frozenset(family.letter for family in FAMILIES.values() if family.rotary is not None)
 
 
 Ends = tuple[bool, bool]
-"""True if a slot is the first of a copy of the model; and if it is the last."""
+"""Two flags: True if a slot is the first of a copy of the model, and True if it is the last."""
 
 
 class SlotStorage(NamedTuple):
@@ -105,7 +105,7 @@ class Updates(NamedTuple):
         scratch_bytes: The largest scratch of a round of Muon's.
         state_slack_bytes: Allocator rounding of these.
         host_bytes: State in host memory.
-        buffer_bytes: The buffer through which an update reads and writes these.
+        buffer_bytes: The device buffer through which an update reads and writes the state in host memory.
     """
 
     matrix_bytes: int
@@ -251,7 +251,7 @@ class StoredState:
             behind = ("head",) if normed else ("final_norm", "head")
             runs.sort(key=lambda name: (name in behind, name == "head"))
         merges = PROJECTOR in runs
-        owned, owns = [], is_first  # true if the stream so far is a storage of this chunk, not a receive buffer
+        owned, owns = [], is_first  # true if the stream at this point is allocated by this chunk, not a receive buffer
         for name in runs:
             owned.append(owns and not reads_other_input(name, has_mtp=has_mtp, normed=normed, merges=merges))
             owns = owns or name != "relation_bias"
@@ -322,7 +322,7 @@ class StoredState:
         return found
 
     def _by_adamw(self, blocks: Sequence[tuple[str, BlockStorage, bool]], units: Iterable[tuple[str, ...]], root: GroupBytes) -> int:
-        """Gradient shards of groups without tensors of Muon: units are groups, the rest of the slot another."""
+        """Gradient shards of groups that have no tensors of Muon: each unit is a group, and the rest of the slot is another group."""
         muon_in_root = any(storage.matrix_scratch for _, storage, layer in blocks if not layer)
         total = 0 if muon_in_root else root.shard_bytes
         for names in units:

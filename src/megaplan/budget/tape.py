@@ -1,14 +1,15 @@
 """The tape of a chunk's actions: the bytes that each block allocates above its initial level, and the bytes that it leaves.
 
 An action of a chunk (`megaplan.budget.actions`) is a sequence of segments, one or two for each block. A segment depends on its block and on
-a few settings of the action alone, so equal layers share it. Segments compose: the peak of two is the larger of the first one's peak, and
-the second one's peak plus the bytes that the first has left. Only the largest point of a segment is kept, with its parts by column.
+a few settings of the action alone, so equal layers share it. Segments compose: the peak of two segments is the maximum of the first one's
+peak and of the second one's peak plus the bytes that the first leaves. Only the largest point of a segment is kept, with its parts by
+column.
 
-All-gathers. A layer's forward begins with copies out of its all-gather's output, whose predecessor is freed when they are done. A backward
-gathers the layer before ahead. Several layers may be one group: gathered before the first one's forward and the last one's backward, and
-reduced after the first one's backward, until which gradients stay as autograd makes them. Experts are a separate group, gathered for their
-operation. In a backward FSDP2 processes their gradients as soon as they exist: without a pipeline it reduces them, else it casts them one
-by one, unless they accumulate in the dtype in which autograd makes them.
+All-gathers. A layer's forward begins with copies out of its all-gather's output; the previous all-gather's output is freed when they are
+done. A backward prefetches the previous layer. Several layers may form one group: it is gathered before the first layer's forward and
+before the last layer's backward, and reduced after the first layer's backward; until then gradients stay in autograd's dtype. Experts are a
+separate group, gathered for their operation. In a backward FSDP2 processes the experts' gradients as soon as they exist: without a pipeline
+it reduces them; with one it casts them one by one, unless they accumulate in the dtype in which autograd makes them.
 
 Reductions. A group's gradients are copied into the reduce-scatter's input and freed; its output becomes the gradient shards, or is added to
 them. With replicas the output is all-reduced and kept until the backward has ended.
@@ -36,7 +37,7 @@ class Point(NamedTuple):
     """A point of a block's part of an action.
 
     Attributes:
-        size: Bytes above the level of the tape: the live set's and all below.
+        size: Bytes above the level of the tape: the sum of the live set and all fields below.
         where: Description with a place for the block's name.
         live: Live set of the block; None between blocks.
         params: Parameter gradients of that block.
@@ -85,7 +86,7 @@ CRITERION = "cross_entropy"
 def point_of(
     unit: Unit, where: str, live: LiveSet, params: tuple[str, ...] = (), size: int = -1, g: int = 0, c: int = 0, a: int = 0
 ) -> Point:
-    """A point with other gradients, communication and activations; `size` are the live set's bytes, if known."""
+    """A point with the given gradients, communication and activations; `size` is the bytes of the live set, if known."""
     size, a = unit.block.point_bytes(live, params) if size < 0 else size, unit.input_bytes + a
     return new(Point, (size + g + c + a, where, live, params, g, c, a))
 
@@ -97,9 +98,13 @@ def between(where: str, g: int, c: int, a: int = 0) -> Point:
 
 CAST, VALUE_SUMS = between("cast of {}", 0, 0), between("sums of earlier values' gradients after {}", 0, 0)
 BUCKET = between("bucket of {}", 0, 0)
-"""Points after a block's backward: cast of its first gradients, sum of earlier values' gradients, cast to sum over parameter copies."""
+"""Names of points after a block's backward: the cast of its first gradients, the sum of earlier values' gradients, and the cast for the
+sum over copies of the parameters.
+"""
 GATHERS_AHEAD = between("gathers of later groups before {}", 0, 0)
-"""Point before a stage's first block, whose bytes are its level's: the stage has begun the gathers of its first groups."""
+"""The point before a stage's first block, at which the stage has begun the gathers of its first groups; all its bytes belong to the
+level.
+"""
 
 
 def largest(points: Sequence[Point]) -> Point:
@@ -132,7 +137,7 @@ def backward_point(unit: Unit, name: str, ahead: Ahead, *, accumulates: bool, fe
             point_of(unit, where, each, _params(each, accumulates), c=0 if each.op == CRITERION else ahead.flat_bytes)
             for each in block.part.replay.backward
         ]
-    else:  # experts are in flight until their operation, then the layer before is
+    else:  # experts are being gathered until their operation; after it, the previous layer is
         early, late = 0, ahead.flat_bytes
         if fetches:
             experts = unit.bank
@@ -153,9 +158,9 @@ def _params(live: LiveSet, accumulates: bool) -> tuple[str, ...]:
 def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[LiveSet, int]]:
     """Points at which a block's backward copies out of all-gathers or casts shards for them, and the buffers in addition to its layer.
 
-    At its start the layer's own, or of the group that it closes, then its experts', each with the output from which parameters are copied
-    and the parts that they replace; after either the gather of the previous layer, with the cast of its shard. The last layer's follows the
-    loss.
+    The first gather is that of the layer, or of the group that it closes; the second is that of its experts. Each point includes the output
+    from which parameters are copied and the kept parts that they replace. After either, the gather of the previous layer begins, with the
+    cast of its shard. For the last layer, the gather follows the loss.
     """
     run = unit.block.part.replay
     points = run.backward
@@ -180,7 +185,7 @@ def backward_gathers(unit: Unit, name: str, ahead: Ahead) -> Iterator[tuple[Live
 
 
 def _first(run: Replay, *, makes: bool) -> tuple[LiveSet, LiveSet]:
-    """The first point of a backward, with and without its operation's results; `makes` is true if something runs before that."""
+    """The first point of a backward, with the results of its operation and without them; `makes` is true if an operation runs before it."""
     first, before = run.backward[0], run.backward[0].before()
     if makes or _begins_with_work(run.program.graph.ops):
         kept = dict(run.saved)
@@ -189,17 +194,21 @@ def _first(run: Replay, *, makes: bool) -> tuple[LiveSet, LiveSet]:
 
 
 def _begins_with_work(ops: Sequence[Op]) -> bool:
-    """True if the backward's first operation makes something.
+    """True if the first operation of the backward allocates a result.
 
-    A block on several streams begins with their sum, one of another dtype with a cast, one whose result is added to nothing with the
-    operation that made it; any other with the addition, which makes nothing.
+    The backward of a block with several streams begins with their sum, that of a block with another dtype with a cast, and that of a block
+    whose result is not added to a stream with the operation that made the result. The backward of every other block begins with the
+    addition, which allocates nothing.
     """
     return ops[-1].name in (CAST_OUT, EXPAND) or (ops[0].name == ATTEND and ops[-1].flow is not Flow.ADD)
 
 
 @cache
 def expert_phases(run: Replay, *, takes: bool) -> tuple[tuple[LiveSet, ...], tuple[LiveSet, ...]]:
-    """Points of a backward that can be the largest before the experts' operation, and from it on; only it if FSDP2 takes the gradients."""
+    """Candidates for the largest point of a backward: those before the experts' operation, and those from it on.
+
+    If FSDP2 takes the experts' gradients, the second part has only the point of the operation itself.
+    """
     index = experts_index(run)
     before = run.backward[:index] or (run.backward[index].before(),)
     return largest_points(before, attrgetter("params")) if takes else before, run.backward[index : index + 1 if takes else None]
@@ -228,8 +237,8 @@ def _new_without_experts(point: LiveSet) -> tuple[str, ...]:
 def casting_experts(unit: Unit, *, first: bool, casts: bool, accumulates: bool, together: bool, frees: bool) -> Point:
     """The largest point of a layer's backward while its experts' gradients are cast, and after that.
 
-    The first ones are cast for accumulation, one after another, each freed after its cast, or all together; the casts are kept. Later ones
-    are freed after they have been added.
+    The gradients of the first microbatch are cast for accumulation, either one after another, each freed after its cast, or all together;
+    the casts are kept. Later gradients are freed after they have been added.
 
     Args:
         unit: A layer with experts.
@@ -283,7 +292,7 @@ def reducing_experts(unit: Unit, prefetched: int, *, later: bool, replicated: bo
 
 
 def casting(unit: Unit, *, together: bool) -> int:
-    """Most bytes of a group's first gradients, and of its first layer's experts, while they are cast after that layer's backward."""
+    """Largest bytes of a group's first gradients, and of its first layer's experts, while they are cast after its last backward."""
     dense, experts = unit.opens, unit.bank
     if together:
         made = sum(map(made_bytes, (unit, *unit.followers)))
@@ -293,7 +302,9 @@ def casting(unit: Unit, *, together: bool) -> int:
 
 
 def in_group(unit: Unit, kept: int, made: int, taken: int) -> tuple[int, int, int]:
-    """Gradients after the backward of a layer of a group, if FSDP2 takes them after the group's first layer instead of summing in place.
+    """Gradients after the backward of a layer of a group.
+
+    FSDP2 takes them after the backward of the group's first layer, instead of summing them in place.
 
     Args:
         unit: The layer.
@@ -353,7 +364,7 @@ def cast_bytes(blocks: Sequence[tuple[Mapping[str, int], GroupBytes]]) -> int:
 
 
 def listed_last(unit: Unit, name: str) -> bool:
-    """True if FSDP2 lists a block's tensor after its children's: a tensor of the block itself, without a dot in its name."""
+    """True if FSDP2 lists a tensor of a block after those of its submodules: a tensor of the block itself has no dot in its name."""
     return name == unit.last_own or "." not in name
 
 

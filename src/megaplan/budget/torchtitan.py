@@ -1,7 +1,7 @@
 """The budget of a job that torchtitan runs: FSDP2 of transformer blocks, in the evaluation and the points of megarun's runtime.
 
-It differs from megarun's: a layer is a pair of letters; gradients are reduced in fp32 on their own stream and gathers fill buffers on
-another, so that torch's allocator keeps both pools separate from the model's; the schedule may keep its outputs. The budget is of memory
+It differs from megarun's budget: a layer is a pair of letters; gradients are reduced in fp32 on their own stream and gathers fill buffers
+on another, so that torch's allocator keeps both pools separate from the model's; the schedule may keep its outputs. The budget is of memory
 that torch reserves, because torchtitan logs that.
 
 Source: torchtitan/distributed/fsdp.py, train.py; torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (`foreach_reduce` makes its
@@ -55,8 +55,8 @@ class Pools(NamedTuple):
     """Memory of torch in the streams of FSDP2's collectives, allocated or not.
 
     Attributes:
-        shards: Outputs of all reductions, which are the gradients. In another dtype these are casts, and one reduced output exists too; all
-            outputs if replicas are summed.
+        shards: Outputs of all reductions, which are the gradients. If gradients have another dtype, the gradients are casts, and one
+            reduced output exists in addition, or all outputs if replicas are summed.
         gathers: Outputs of two all-gathers, the current one and the next.
     """
 
@@ -67,7 +67,7 @@ class Pools(NamedTuple):
 class TitanEvaluation(Evaluation):
     """The values of a rank under torchtitan. Its blocks are transformer blocks; the layout's slots count letters."""
 
-    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout) -> None:  # its own blocks, groups and policy
+    def __init__(self, spec: Spec, inventory: Inventory, layout: Layout) -> None:  # blocks, groups and policy are torchtitan's own
         """Evaluate every block once."""
         self.spec, self.layout = spec, layout
         self.inventory = blocks = transformer_blocks(inventory)
@@ -130,7 +130,10 @@ class PooledStored(StoredState):
     """FSDP2's storage without the contents of its streams' pools: outputs of gathers and reductions."""
 
     def __init__(self, sizes: Sizes, inventory: Inventory, *, frees_embedding: bool) -> None:
-        """`frees_embedding`: the gathered embedding is freed after its forward, which is not a peak; gathered again it is alone."""
+        """`frees_embedding` is true if the gathered embedding is freed after its forward.
+
+        Neither this forward nor the second gather is then a peak.
+        """
         super().__init__(sizes, inventory)
         embedding = id(inventory.block("embedding"))
         self._blocks = {key: _pooled(storage, ungathered=frees_embedding and key == embedding) for key, storage in self._blocks.items()}
@@ -146,7 +149,9 @@ def _pooled(storage: BlockStorage, *, ungathered: bool) -> BlockStorage:
 
 
 def titan_sizes(spec: Spec) -> Sizes:
-    """Sizes of FSDP2's sharding: over dp_shard · cp ranks, for experts over efsdp ranks; with float8 gathers weights have one byte.
+    """Sizes of FSDP2's sharding: over dp_shard · cp ranks, for experts over efsdp ranks.
+
+    With float8 gathers a weight has one byte per element.
 
     Unsharded gradients are in the reduction's dtype, in which a pipeline accumulates them; gradient shards are in the streams' pools.
     """

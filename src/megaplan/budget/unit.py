@@ -1,9 +1,10 @@
 """A block as a step of a chunk, a point of one microbatch on it, and the values that blocks pass to later ones.
 
 A value (`megaplan.blocks.payload`) lives from its own layer, or from the receive buffer of which it is a view, to the last layer of the
-stage that reads it. Where its own layer does not keep it, the stage holds it until the first reader keeps it, or until it is packed for the
-next stage. In backward the gradients of a value are one sum, from its last reader to its own layer. The next stage's part of the sum is a
-view of a receive buffer, to which autograd adds nothing in place: the last reader's gradient and the new sum exist together.
+stage that reads it. If its own layer does not keep it, the stage holds it until the first reader keeps it, or until it is packed for the
+next stage. In backward the gradients of a value are added to one sum, from its last reader to its own layer. The next stage's part of the
+sum is a view of a receive buffer, to which autograd does not add in place: the last reader's gradient and the new sum exist at the same
+time.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -59,7 +60,8 @@ class Unit(NamedTuple):
         slack_bytes: Bytes that the allocator's rounding adds to the kept tensors.
         elsewhere: Kept bytes in columns other than activations.
         has_experts: True if it is a layer with experts, which have their own group.
-        passing_bytes: Input of the block, if the chunk owns it and it does not keep it: allocated until its forward has ended.
+        passing_bytes: Input of the block, if the chunk owns it and the block does not keep it: it is allocated until the block's forward
+            has ended.
         last_own: The layer's tensor that FSDP2 lists after its children's tensors; "" if there is none.
         shared: Parameters of other blocks whose gradients the first prediction depth passes on.
         split: The two halves of a layer with a split backward.
@@ -218,7 +220,10 @@ class HandedValue(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        """True if the operations of the layer that makes it begin with a gradient of it; a layer's input always has a gradient."""
+        """True if the backward of the layer that makes the value begins with a gradient of the value.
+
+        A layer's input always has a gradient.
+        """
         return self.source >= 0 and self.value.has_gradient and self.value.kept != "input"
 
     @property
@@ -240,7 +245,10 @@ class HandedValue(NamedTuple):
 
     @property
     def summed_over(self) -> tuple[int, int]:
-        """First and last unit whose backward begins while the sum of its gradients exists outside the unit, in the same way."""
+        """First and last unit whose backward begins while the sum of its gradients exists outside the unit.
+
+        The last is before the first for none.
+        """
         return (max(0, self.source + self.waits), self.last_reader - 1) if self.value.has_gradient else (0, -1)
 
     @property
@@ -268,7 +276,7 @@ class Handed(NamedTuple):
     values: tuple[HandedValue, ...] = ()
 
     def arriving(self, index: int, *, output: bool) -> Arriving:
-        """Gradients that are there when a unit's backward begins."""
+        """Gradients that exist when a unit's backward begins."""
         if not self.values:
             return _OUTPUT if output else _NOTHING
         waiting = [each for each in self.values if each.source == index and each.waits and (each.readers or each.packed)]
@@ -276,7 +284,7 @@ class Handed(NamedTuple):
         return Arriving(output, tuple([each.value.name for each in waiting]), received)
 
     def held_bytes(self, num_units: int) -> list[tuple[int, int]]:
-        """Bytes that the stage holds when each unit's forward begins, and while it runs, without those that the unit takes over."""
+        """Bytes that the stage holds when each unit's forward begins, and while it runs, without the values that the unit keeps itself."""
         if not self.values:
             return [(0, 0)] * num_units
         spans = [(*each.held_from(num_units), each.part.own_bytes) for each in self.values]
@@ -289,7 +297,7 @@ class Handed(NamedTuple):
         return _sums(num_units, [(*each.summed_over, each.part.own_bytes) for each in self.values])
 
     def first_added_bytes(self, num_units: int) -> list[int]:
-        """Bytes of the sums that each unit begins with gradients from the next stage."""
+        """Bytes of the new sums that each unit makes when it first adds to gradients from the next stage."""
         return _sums(num_units, [(each.first_added, each.first_added, each.part.own_bytes) for each in self.values])
 
     def in_buffer_bytes(self, num_units: int) -> list[int]:

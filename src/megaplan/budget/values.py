@@ -47,7 +47,9 @@ class DeviceBudget(NamedTuple):
 
 
 OF_PEERS = "nccl"
-"""The item of the reserve that only ranks with peers have: NCCL's communicators. No axis of the mesh has its own part (R-41)."""
+"""The item of the reserve that only jobs with several ranks have: NCCL's communicators. It is not divided among the axes of the mesh
+(R-41).
+"""
 
 
 def device_budget(device: Device, num_ranks: int) -> DeviceBudget:
@@ -75,7 +77,7 @@ def checked(cells: Cells) -> Cells:
     """Checks that no cell is negative.
 
     Raises:
-        RuntimeError: One is negative: bytes subtracted from a column belong to another, which is a defect.
+        RuntimeError: A cell is negative: bytes were subtracted from the wrong column, which is a defect.
     """
     init, first_step, first_update, step, update = cells.values()
     if min([*init.values(), *first_step.values(), *first_update.values(), *step.values(), *update.values()]) < 0:
@@ -115,7 +117,7 @@ class RankBudget(NamedTuple):
 
     @property
     def peak_phase(self) -> Phase:
-        """The phase with the largest sum; of equal ones the earliest, in which a run that does not fit would fail."""
+        """The phase with the largest sum; among equal phases the earliest, in which a run that does not fit would fail."""
         phases = self.phases
         return max(Phase, key=lambda phase: phases[phase])
 
@@ -160,7 +162,7 @@ def merged_ranks(ranks: list[RankBudget]) -> tuple[RankBudget, ...]:
 
 
 class PoolBudget(NamedTuple):
-    """The ranks of stages on one type of device, a half-open run, and that device."""
+    """The half-open range of ranks whose stages are on one type of device, and that device."""
 
     ranks: tuple[int, int]
     device: DeviceBudget

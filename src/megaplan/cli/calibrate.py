@@ -34,7 +34,7 @@ def calibrate(
     ],
     *,
     step_seconds: Annotated[
-        float | None, typer.Option("--step-seconds", metavar="SECONDS", help="Measured seconds of one optimizer step of SPEC.")
+        float | None, typer.Option("--step-seconds", metavar="SECONDS", help="Measured seconds per optimizer step of SPEC.")
     ] = None,
     overrides: Overrides = None,
     profile: Annotated[
@@ -46,13 +46,16 @@ def calibrate(
     ] = None,
     held_out: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Results that are in no constant of --profile; their errors are in the interval; repeatable."),
+        typer.Option(
+            metavar="FILE",
+            help="Held-out results: no constant of --profile is fitted to them, but their errors widen the interval; repeatable.",
+        ),
     ] = None,
     changed: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Kernels that changed after the runs of --profile, with their times before and after."),
     ] = None,
-    target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write the shares here; - for stdout.")] = None,
+    target: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="File to write the shares to; - for stdout.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -63,7 +66,7 @@ def calibrate(
     from megaplan.layout.calibrate import calibrations  # noqa: PLC0415
 
     if overrides and step_seconds is None:
-        raise refuse("MP487", "--set is of a spec whose seconds are given", "--step-seconds 1.2", 'or "set": ["KEY=VALUE"] in a row')
+        raise refuse("MP487", "--set applies to a spec with --step-seconds", "--step-seconds 1.2", 'or "set": ["KEY=VALUE"] in a row')
     found = calibrations(measured_steps(rows, step_seconds, tuple(overrides or ())))
     document = {"format": FORMAT, "calibrations": [_document(each) for each in found]}
     if target is not None:

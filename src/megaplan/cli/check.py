@@ -25,12 +25,13 @@ def check(
         typer.Argument(metavar="PLAN...", help="Plans, or patterns like 'plans/*.json'; - for stdin.", autocompletion=completion.plans),
     ],
     *,
-    strict: Annotated[bool, typer.Option("--strict", help="Fail also if only the estimates have drifted.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Also fail if only the estimates have drifted.")] = False,
     spec: Annotated[
-        str | None, typer.Option("--spec", metavar="FILE", help="The plan's spec, to find edits; by default NAME.yaml for NAME.json.")
+        str | None, typer.Option("--spec", metavar="FILE", help="The plan's spec, to detect edits; by default NAME.yaml for NAME.json.")
     ] = None,
     signer: Annotated[
-        str | None, typer.Option("--signer", metavar="FILE", help="A public key (PEM) whose signature PLAN.sig each plan must have.")
+        str | None,
+        typer.Option("--signer", metavar="FILE", help="A public key (PEM); each plan must have a valid signature PLAN.sig of it."),
     ] = None,
     fail_on: FailOn = None,
     costs: CostsFile = None,
@@ -47,7 +48,7 @@ def check(
     names = expanded(plans)
     if len(names) > 1 and (spec is not None or costs is not None):
         option = "--spec" if spec is not None else "--costs"
-        raise refuse("MP480", f"{option} belongs to one plan, and {len(names)} are given", f"megaplan check {names[0]} {option} FILE")
+        raise refuse("MP480", f"{option} belongs to one plan, but {len(names)} are given", f"megaplan check {names[0]} {option} FILE")
     status, documents = 0, list[dict[str, Any]]()
     for name in names:
         try:

@@ -54,7 +54,7 @@ def diff(
     if not is_revision(before):
         raise refuse(
             "MP480",
-            f"{len(others) + 1} plans are given, and two are compared",
+            f"{len(others) + 1} plans are given, but a diff compares two",
             "megaplan diff OLD.json NEW.json",
             "megaplan diff main...HEAD",
         )

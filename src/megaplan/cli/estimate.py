@@ -61,7 +61,7 @@ def estimate(
     job = sized_job(subject, overrides or (), size, settings, costs=costs, device_file=device_file, fetch=fetch)
     world_size = job.spec.mesh.world_size
     if rank is not None and not 0 <= rank < world_size:
-        raise refuse("MP485", f"--rank {rank}, and the ranks are 0 to {world_size - 1}", f"--rank {max(0, min(rank, world_size - 1))}")
+        raise refuse("MP485", f"--rank {rank}, but the ranks are 0 to {world_size - 1}", f"--rank {max(0, min(rank, world_size - 1))}")
     found = estimated(job)
     ranks = found.ranks if rank is None else (found.of_rank(rank),)
     compared = estimated(job, *compare) if compare else None

@@ -64,7 +64,11 @@ TORCH_WORDS = (
     "plus its rounding and slack (modelled)",
     "plus CUDA context, NCCL and driver",
 )
-XLA_WORDS = "bytes of live buffers of the program", "the same: XLA places them before it runs", "plus what the runtime keeps"
+XLA_WORDS = (
+    "bytes of live buffers of the program",
+    "the same: XLA places all buffers before the program runs",
+    "plus what the runtime keeps",
+)
 
 
 def _four_numbers(found: Estimate, rank: RankBudget) -> Iterator[str]:

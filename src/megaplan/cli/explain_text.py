@@ -1,4 +1,4 @@
-"""`estimate --explain`: the tensors behind a rank's numbers, by block; each distinct block once, with its count on the rank."""
+"""`estimate --explain`: the tensors behind a rank's numbers, by block; each distinct block is listed once, with its count on the rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 def explain_lines(given: LoadedJob, rank: RankBudget, time: PlannedTime | str) -> Iterator[StyledLine]:
-    """(text, style): the position of the peak, each column's formula, then parameters and kept activations by block; `time`: of a step."""
+    """(text, style): the position of the peak, each column's formula, then parameters and kept activations by block.
+
+    `time` is the time of a step.
+    """
     label, host = runs_label(runs_of(rank.ranks)), given.spec.host.kind
     yield "", ""
     yield f"details of {label}", "bold"
@@ -65,7 +68,7 @@ def explain_lines(given: LoadedJob, rank: RankBudget, time: PlannedTime | str) -
 
 
 def _steps(given: LoadedJob, rank: RankBudget, time: PlannedTime | str) -> Iterator[StyledLine]:
-    """Lines that say if megarun runs the microbatches of a step eagerly or as CUDA graphs, and what pairs in turns hide."""
+    """Lines that say if megarun runs the microbatches of a step eagerly or as CUDA graphs, and the time that pairs in turns hide."""
     spec = given.spec
     if not spec.host.kind.trained:
         return

@@ -32,7 +32,7 @@ def export(
         Target, typer.Option("--to", help="Target framework; or chrome-trace (Perfetto) or memory-snapshot (pytorch.org/memory_viz).")
     ],
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 without output if the host cannot express all of the plan.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 without output if the host cannot express the whole plan.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     overrides: Overrides = None,
 ) -> int:

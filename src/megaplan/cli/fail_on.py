@@ -145,5 +145,7 @@ def _parse(part: str, *, compares: bool) -> Condition:
 
 def _no_older_plan(part: str, instead: str) -> MegaplanError:
     return refuse(
-        "MP486", f"--fail-on {part}: a check has no older plan", f"--fail-on '{instead}', or megaplan diff OLD NEW --fail-on '{part}'"
+        "MP486",
+        f"--fail-on {part}: a check has no older plan to compare with",
+        f"--fail-on '{instead}', or megaplan diff OLD NEW --fail-on '{part}'",
     )

@@ -1,4 +1,4 @@
-"""Atomic file writes that replace no other file by accident."""
+"""Atomic file writes that never replace a different file by accident."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def import_hf(
     *,
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse absent fields with a class default, and unknown fields.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse absent fields that have a class default, and unknown fields.")] = False,
     overrides: Overrides = None,
 ) -> int:
     """Convert a Hugging Face config to a spec. Fields that a spec cannot express are errors."""

@@ -12,7 +12,8 @@ def import_maxtext(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE|KEY=VALUE...", help="base.yml, a file of a model, a script, and arguments; later ones win; - for stdin."
+            metavar="FILE|KEY=VALUE...",
+            help="base.yml, a model's file, a script, and arguments; later ones override earlier ones; - for stdin.",
         ),
     ],
     *,

@@ -32,15 +32,20 @@ def import_megatron(
         int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs of the job; replaces the number in the file.")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Variable that the script finds; repeatable.")
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable for the script; repeatable.")
     ] = None,
     record: Annotated[
         bool,
-        typer.Option("--record", help="Run the command with stubs for every launcher, in a temporary folder, and read its launch."),
+        typer.Option(
+            "--record", help="Run the command in a temporary folder, with a stub for every launcher, and read the arguments of the launch."
+        ),
     ] = False,
     number: Annotated[int | None, typer.Option("--launch", metavar="N", min=1, help="Which of several launches.")] = None,
     unconfined: Annotated[
-        bool, typer.Option("--unconfined", help="With --record: run it without the confinement by the kernel, which some systems lack.")
+        bool,
+        typer.Option(
+            "--unconfined", help="With --record: run the command without the kernel's sandbox (Landlock, seccomp), which some systems lack."
+        ),
     ] = False,
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", metavar="ARG", help="Leave out an argument of the launch; repeatable.")

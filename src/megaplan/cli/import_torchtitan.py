@@ -21,7 +21,9 @@ def import_torchtitan(
     target: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - for stdout.")] = STDOUT,
     gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", min=1, help="GPUs of the job, needed if a degree is -1.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="NAME/FLAVOR", help="Of torchtitan's registry: llama3/8B.")] = None,
-    function: Annotated[str | None, typer.Option("--config", metavar="FUNCTION", help="Configuration of a Python file: llama3_8b.")] = None,
+    function: Annotated[
+        str | None, typer.Option("--config", metavar="FUNCTION", help="Configuration in a Python file, such as llama3_8b.")
+    ] = None,
     ignore: Annotated[list[str] | None, typer.Option("--ignore", metavar="KEY", help="Leave out a key of the file; repeatable.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse every key that the importer does not know.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,

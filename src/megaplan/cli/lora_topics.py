@@ -1,4 +1,4 @@
-"""`megaplan explain lora`: what adapters on a frozen model change in an estimate."""
+"""`megaplan explain lora`: effects of adapters on a frozen model on the estimate."""
 
 LORA: dict[str, tuple[str, ...]] = {
     "lora": (
@@ -6,12 +6,13 @@ LORA: dict[str, tuple[str, ...]] = {
         "Parameters: frozen shards in lora.dtype (precision.params by default) instead of precision.master; adapters in precision.master. "
         "Both are gathered.",
         "With lora.base (nf4 or int8) weights of linears are rows of bytes: codes, a magnitude of every lora.base_block columns, and with "
-        "lora.double_quant a mean and a step. They are sharded and gathered so; each product makes one matrix, in forward and in backward.",
+        "lora.double_quant a mean and a step. They are sharded and gathered in this form; each product dequantises one matrix, in "
+        "forward and in backward.",
         "Gradients, their reduction and the optimizer's state: of the adapters alone, by AdamW.",
         "Activations: a frozen linear keeps nothing; an adapted one keeps its input and x A^T. Norms, activation functions and "
         "attention save the same tensors.",
-        "Time: weight gradients of frozen parameters are left out, 4 FLOPs per parameter and token instead of 6.",
-        "Not with multi-token prediction, an indexer or precision.recipe (MP726), and of host megarun alone.",
+        "Time: no weight gradients of frozen parameters, so 4 FLOPs per parameter and token instead of 6.",
+        "Not supported with multi-token prediction, an indexer or precision.recipe (MP726), nor under other hosts than megarun.",
     )
 }
 """Topic to paragraphs."""

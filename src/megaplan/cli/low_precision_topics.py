@@ -16,13 +16,13 @@ def _bytes(name: str) -> str:
 
 
 _COMMON = (
-    "Linears multiply in 8 or 4 bits; activations between them keep 16, so halving the estimate is wrong in both directions.",
+    "Linears multiply in 8 or 4 bits; activations between them keep 16 bits, so half of the estimate may be too low or too high.",
     "Grows: without precision.recipe.param_gather each 16-bit weight has copies for the step (workspace): one for the forward, and, before "
     "Blackwell or with scales of blocks, one for the backward. Delayed scaling has histories of maxima. In backward each product "
     "copies its output's gradient.",
     "Shrinks: an input that only a linear keeps (activations, and routing for experts' rows); with param_gather the weights themselves.",
     "Banks of experts: megarun keeps rows that arrived from other ranks in 8 bits, each expert's filled up to a multiple of 16; on one "
-    "rank tokens stay in 16 bits, which the router keeps anyway. A copy of all a bank's matrices lives while one product runs.",
+    "rank tokens stay in 16 bits, which the router keeps anyway. A copy of all matrices of a bank is allocated while one product runs.",
     "Unchanged: master weights, the optimizer's state and main gradients; norms and activation functions; without recipe.attention and "
     "recipe.head the attention core and the output head.",
     "Bytes per element of a weight's copies and of a saved input, with scales:",

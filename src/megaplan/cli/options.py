@@ -45,7 +45,7 @@ CostsFile = Annotated[
 DeviceFile = Annotated[
     str | None,
     typer.Option(
-        "--device-file", metavar="FILE", help="Shares of the peaks that your device reaches, as `megaplan calibrate -o` writes them."
+        "--device-file", metavar="FILE", help="Shares of the peak rates that your device reaches, as `megaplan calibrate -o` writes them."
     ),
 ]
 PlanFile = Annotated[str, typer.Argument(metavar="PLAN", help="A plan; - for stdin.", autocompletion=completion.plans)]

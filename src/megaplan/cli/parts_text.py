@@ -22,7 +22,7 @@ HEADS = ("before", "after", "change")
 def part_tables(before: JobParts, after: JobParts) -> Iterator[tuple[str, Rows]]:
     """Title and rows, the first one the head, of each part that changes."""
     for title, rows in (
-        ("traffic, GB of a rank in a step", _traffic(before.traffic, after.traffic)),
+        ("traffic, GB per rank and step", _traffic(before.traffic, after.traffic)),
         ("whole run", _pairs(_run_cells(before.run), _run_cells(after.run))),
         ("post-training", _pairs(_rl_cells(before.post_training), _rl_cells(after.post_training))),
     ):

@@ -12,7 +12,7 @@ from megaplan.diagnostics import diagnostic, refuse
 from megaplan.errors import Diagnostic, MegaplanError
 
 MAX_LISTED = 40
-"""Largest number of names that are all shown; of more, only the nearest are."""
+"""Up to this number of names, all are shown; of more names, only the nearest."""
 _EXTRA = re.compile(r"unexpected extra argument\S* \((.*)\)", re.DOTALL)
 _COMMANDS = {
     **dict.fromkeys(("memory", "mem", "vram", "fit", "fits", "plan", "simulate", "profile", "predict", "time", "step"), "estimate"),
@@ -42,7 +42,10 @@ def bug(error: Exception) -> Diagnostic:
 
 
 def settings_meant(error: Exception, words: Sequence[str]) -> tuple[str, ...]:
-    """Commands, options, or arguments of `--set`, that words which the parser does not take may have meant; empty for any other error."""
+    """Commands, options or arguments of `--set` that the user may have meant by words which the parser does not accept.
+
+    Empty for any other error.
+    """
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     command = getattr(context, "command", None)
     known = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
@@ -88,7 +91,7 @@ def _as_option(hint: str, key: str, option: str) -> str:
 
 
 def _loose_settings(words: Sequence[str], extra: Sequence[str]) -> tuple[str, ...]:
-    """All settings of a command line as one hint, where words that no option takes are `KEY=VALUE`, or the VALUE of `--set KEY`."""
+    """One hint with all settings of a command line, if the words that no option accepts are `KEY=VALUE`, or the VALUE of `--set KEY`."""
     from megaplan.spec.overrides import is_setting  # noqa: PLC0415
 
     found, loose, taken = list[str](), False, 0

@@ -25,7 +25,7 @@ def project(
     ],
     *,
     to: Annotated[str, typer.Option("--to", metavar="NUMBERS", help="Devices: 64..4096, each twice the one before; or 64,256,1024.")],
-    keep_layout: Annotated[bool, typer.Option("--keep-layout", help="Grow the data axis alone instead of a search.")] = False,
+    keep_layout: Annotated[bool, typer.Option("--keep-layout", help="Enlarge only the data axis, instead of a search.")] = False,
     processes: Processes = None,
     as_json: AsJson = False,
 ) -> int:
@@ -67,7 +67,7 @@ def _lines(found: Projection) -> Iterator[StyledLine]:
 
     yield f"{found.name}: measured on {found.devices:,} {found.device}, {format_seconds(found.measured_seconds)} per step", "bold"
     shares = f"{found.dtype} products reach {found.share:.3f} of the peak, {found.share_before:.3f} by the constants"
-    text = f"{shares}; the model then says {format_seconds(found.modelled_seconds)}"
+    text = f"{shares}; the model then predicts {format_seconds(found.modelled_seconds)}"
     yield from ((line, "") for line in wrap(text, indent="  "))
     yield "", ""
     rows = [["devices", "step", "80 % interval", "tok/s/dev", "efficiency", "peak GiB", "free"]]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from megaplan.plan.document import RankEstimate
 
 COLUMNS_OF_A_RANK = 20
-"""One distinct rank is shown for so many columns of a line; the others have lower peaks."""
+"""Number of text columns per distinct rank that is shown; the ranks that are not shown have lower peaks."""
 
 
 class Shown(IntEnum):

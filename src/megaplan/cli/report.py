@@ -40,7 +40,7 @@ def report(
         from megaplan.report.comparison import comparison_report  # noqa: PLC0415
 
         if given:
-            raise refuse("MP492", f"{subject} and {other} are compared as they are, with no option except --output", file=subject)
+            raise refuse("MP492", f"{subject} and {other} are compared unchanged, with no option except --output", file=subject)
         compared = diff(subject, other)
         written(comparison_report(compared, subject, other))
         output.report(compared.diagnostics)

@@ -27,7 +27,11 @@ def rl(
 ) -> int:
     """Estimate reinforcement learning: memory by phase, time of an iteration, idle devices. Exits 1 if it does not fit."""
     if gpus is not None and not search:
-        raise refuse("MP480", f"--gpus {gpus} without --search, and a plan's mesh gives its devices", f"--search --gpus {gpus}")
+        raise refuse(
+            "MP480",
+            f"--gpus {gpus} is given without --search, but the plan's mesh decides the number of devices",
+            f"--search --gpus {gpus}",
+        )
     changes = tuple(overrides or ())
     if search:
         return _searched(subject, changes, gpus, top, seconds, as_json=as_json)

@@ -1,4 +1,4 @@
-"""A whole run for a terminal: length and cost, where time goes, checkpoints, and what would gain."""
+"""A whole run for a terminal: length and cost, where time goes, checkpoints, and changes that would save time."""
 
 from collections.abc import Iterable, Iterator
 from math import isfinite
@@ -23,7 +23,7 @@ def run_lines(found: RunEstimate) -> Iterator[StyledLine]:
     if not found.fits:
         yield "  DOES NOT FIT: megaplan estimate shows the ranks", "bold red"
     if found.rollouts_left_out:
-        yield "  of training alone: megaplan rl has the iterations of its post-training plan, rollouts included", "bold yellow"
+        yield "  training steps alone: megaplan rl estimates the iterations of its post-training plan, including rollouts", "bold yellow"
     low, high = format_seconds(found.step_seconds.low), format_seconds(found.step_seconds.high)
     interval = f", 80 % interval {low} to {high}" if low != high else ""
     yield from ((line, "") for line in wrap(f"step {format_seconds(found.step_seconds.value)}{interval} ({found.step_basis})", indent="  "))
@@ -82,7 +82,7 @@ def _totals(found: RunEstimate) -> Iterator[list[str]]:
         ("energy, MWh", found.energy_kwh, 1e-3),
         ("J a token", found.joules_per_token, 1.0),
         ("CO2e, t", found.carbon_kg, 1e-3),
-        ("CO2e, g of 1 M tokens", found.carbon_grams_per_million_tokens, 1.0),
+        ("CO2e, g per 1 M tokens", found.carbon_grams_per_million_tokens, 1.0),
     )
     yield from (_row(name, spread, factor) for name, spread, factor in rest if spread is not None)
 

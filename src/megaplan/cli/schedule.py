@@ -36,7 +36,9 @@ def schedule(
     input_: Annotated[int, typer.Option("--input", min=0, max=10**12, help="Time of I: the input gradients of one backward.")] = 1,
     weight: Annotated[int, typer.Option("--weight", min=0, max=10**12, help="Time of W: the weight gradients of one backward.")] = 1,
     p2p: Annotated[int, typer.Option("--p2p", min=0, max=10**12, help="Time of one transfer between two ranks.")] = 0,
-    hidden: Annotated[int, typer.Option("--hidden", min=0, max=100, help="Percent of the shorter action that an overlap hides.")] = 0,
+    hidden: Annotated[
+        int, typer.Option("--hidden", min=0, max=100, help="Percent of the shorter action's time that an overlap hides.")
+    ] = 0,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the orders as CSV that torch's pipelining schedules load.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -61,7 +63,7 @@ def schedule(
         kind, pp=pp, vpp=slots, num_microbatches=microbatches, forward=forward, input=input_, weight=weight, p2p=p2p, hidden=hidden
     )
     if as_csv and num_copies(found.placement) > 1:
-        raise refuse("MP480", f"--csv: torch's schedules hold one copy of the model, {kind} two", "--json")
+        raise refuse("MP480", f"--csv: torch's schedules hold one copy of the model, but {kind} holds two", "--json")
     if as_csv:
         output.write("".join(",".join(map(str, order)) + "\n" for order in found.orders))
     elif as_json:

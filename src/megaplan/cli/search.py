@@ -65,22 +65,26 @@ def search(
         list[str] | None, typer.Option("--fix", metavar="KEY=VALUE", help="Keep one searched value, like mesh.tp=8; repeatable.")
     ] = None,
     vary: Annotated[
-        str, typer.Option("--vary", metavar="WORDS", help="What may differ from the spec: recompute,schedule,batch,precision,kernels.")
+        str,
+        typer.Option("--vary", metavar="WORDS", help="Settings that may differ from the spec: recompute,schedule,batch,precision,kernels."),
     ] = "recompute,schedule,batch",
-    objective: Annotated[SearchObjective, typer.Option("--objective", help="What the rows are sorted by.")] = SearchObjective.TIME,
+    objective: Annotated[SearchObjective, typer.Option("--objective", help="Sort key of the rows.")] = SearchObjective.TIME,
     headroom: Annotated[str, typer.Option("--headroom", metavar="SIZE", help="Memory to keep free on every rank, like 8GiB.")] = "0B",
     top: Annotated[int, typer.Option("--top", metavar="N", help="Number of rows.")] = 10,
     folder: Annotated[str | None, typer.Option("--output", "-o", metavar="DIR", help="Write a plan file for each row.")] = None,
     device_file: DeviceFile = None,
-    seconds: Annotated[float, typer.Option("--seconds", metavar="S", help="Time limit: then the best so far, with its gap.")] = 20.0,
-    exhaust: Annotated[bool, typer.Option("--exhaust", help="No time limit: end with the proof that no layout is better.")] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", help="Time limit; then print the best layout so far, with its gap.")
+    ] = 20.0,
+    exhaust: Annotated[bool, typer.Option("--exhaust", help="No time limit: search until it is proven that no layout is better.")] = False,
     processes: Processes = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
     """Find the layouts with the shortest step that fit, and why the others lost. Exits 1 if nothing fits.
 
-    The first answer takes seconds. It is improved until a time limit, until it is within 1 % of a bound of all layouts, or the proof.
+    The first result takes seconds. The search improves it until a time limit, until it is within 1 % of a bound for all layouts, or until
+    the proof.
     """
     from megaplan.api.search import search as searched  # noqa: PLC0415
     from megaplan.cli.search_sizes import batch_of_sizes, sizes_of, with_host  # noqa: PLC0415
@@ -92,7 +96,7 @@ def search(
     for option, stated in (("--seq", length), *(("--device", size.changes) for size in sizes)):
         refuse_two_values(overrides or (), option, stated)
     given = [*(overrides or ()), *length]
-    alone = len(sizes) == 1 and host is None  # then the search itself asks for the batch
+    alone = len(sizes) == 1 and host is None  # the search itself then reports that the batch is missing
     batch, notes = (global_batch, ()) if alone else batch_of_sizes(spec, given, sizes, global_batch)
     changes = with_host(spec, given, host)
 

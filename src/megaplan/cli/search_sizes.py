@@ -83,7 +83,7 @@ def _prices(text: str | None) -> dict[str, float]:
 def batch_of_sizes(
     source: str, changes: Sequence[str], sizes: Sequence[Size], given: int | None
 ) -> tuple[int | None, tuple[Diagnostic, ...]]:
-    """The global batch of every size; if a model's config leaves it open, the batch for the most devices. Also the notes of reading.
+    """The global batch of every size; if a model's config does not state it, the batch for the most devices. Also the notes of reading.
 
     Raises:
         MegaplanError: Errors of `megaplan.load`; MP495, the batch is larger than a search takes.
@@ -133,7 +133,7 @@ def sizes_lines(sizes: Sequence[Size], results: Sequence[Search]) -> Iterator[St
     yield "", ""
     rows = [_row(size, found, priced=priced) for size, found in zip(sizes, results, strict=True)]
     yield from ((line, "") for line in table([head, *rows], left=(0, len(head) - 1)))
-    yield "gap: the most by which the layout can be above the best one of its size", ""
+    yield "gap: the most by which the layout's step can be longer than the best one of its size", ""
     yield from ((line, "bold") for line in wrap(_bases(results), indent="  "))
     yield "", ""
     for found in results:

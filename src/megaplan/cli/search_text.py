@@ -19,7 +19,7 @@ HEAD = ("", "step", "tok/s/dev", "MFU", "peak GiB", "free", "bubble", "comm", "m
 
 
 def search_lines(found: Search, written: Sequence[str], price: float | None = None) -> Iterator[StyledLine]:
-    """Rows with their commands, why other classes lost, the certificate."""
+    """Rows with their commands, the reasons why other classes of layouts lost, and the certificate."""
     batch = found.job.spec.global_batch_size
     state = {"": "", "interrupt": "; interrupted: the best so far"}.get(found.stopped, "; the best so far")
     yield f"{found.job.spec.name} on {found.devices_text}, {plural(batch, 'sequence')} per step{state}", "bold"
@@ -50,14 +50,14 @@ def search_lines(found: Search, written: Sequence[str], price: float | None = No
     yield "why not", "bold"
     yield from ((part, "") for line in lines_of(found.why_not) for part in wrap(line, indent="  "))
     yield "", ""
-    yield (f"wrote {', '.join(written)}" if written else "nothing written; -o DIR writes a plan for each row"), ""
+    yield (f"wrote {', '.join(written)}" if written else "no plans are written; -o DIR writes one for each row"), ""
 
 
 def _fewest(found: Search) -> Iterator[str]:
     """The smallest number of devices that was found to fit, and with which layout."""
     fewest = found.fewest
     if fewest is None:
-        yield "and none of the larger numbers of devices that were tried fits either"
+        yield "and it does not fit on any of the larger numbers of devices that were tried"
         return
     row = fewest.row
     yield f"{fewest.devices:,} devices are enough, of the numbers tried: {_figures(row)}"
@@ -85,8 +85,8 @@ def _not_looked_at(found: Search) -> str:
     text = f"ended {why[found.stopped]}; "
     count = sum(left.values())
     parts = ", ".join(f"pp {pp}: {number:,}" for pp, number in left.items())
-    text += f"not looked at: {count:,} of {found.num_layouts:,} meshes ({parts})" if left else "every mesh was looked at"
-    return f"{text}, or some of their schedules; --seconds {3 * (found.seconds or 20):g} looks further, --exhaust until the proof"
+    text += f"not evaluated: {count:,} of {found.num_layouts:,} meshes ({parts})" if left else "every mesh was looked at"
+    return f"{text}, or some of their schedules; --seconds {3 * (found.seconds or 20):g} searches longer, --exhaust until the proof"
 
 
 def _small_batch(found: Search) -> str:
@@ -114,7 +114,7 @@ def _cells(number: int, row: LayoutRow) -> tuple[str, ...]:
 
 
 def _peaks(row: LayoutRow) -> Iterator[StyledLine]:
-    """The first row's peak on each type of device; nothing with one type."""
+    """The first row's peak on each type of device; empty if there is only one type."""
     peaks = [f"{pool.device} {format_gib(pool.peak_bytes, 1)} GiB, {format_gib(pool.headroom_bytes, 1)} free" for pool in row.pools]
     if peaks:
         yield from ((line, "") for line in wrap(f"peaks of the first row: {'; '.join(peaks)}", indent="  "))

@@ -72,7 +72,7 @@ def refuse_two_values(overrides: Sequence[str], option: str, stated: Sequence[st
         section, _, name = key.partition(".")
         other = next((given for each in reversed(overrides) if (given := _given(each, section, name)) is not None), None)
         if other is not None and canonical_name(value) != canonical_name(other):
-            detail = f"{option} {value}, and --set gives {key} = {other}"
+            detail = f"{option} {value}, but --set gives {key} = {other}"
             raise refuse("MP480", detail, f"{option} {value}", f"--set {shlex.quote(f'{key}={other}')}")
 
 

@@ -42,9 +42,7 @@ def split(
     objective: Annotated[SplitObjective | None, typer.Option("--objective", help="Instead of the spec's split.objective.")] = None,
     costs: CostsFile = None,
     device_file: DeviceFile = None,
-    baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="PLAN", help="Prefer this plan's cuts to equally good ones.")
-    ] = None,
+    baseline: Annotated[str | None, typer.Option("--baseline", metavar="PLAN", help="Of equally good cuts, prefer this plan's.")] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
@@ -103,5 +101,5 @@ def _lines(found: Split, target: str | None) -> Iterator[StyledLine]:
     yield from ((line, "") for note in found.notes for line in wrap(note, indent="  "))
     if found.notes:
         yield "", ""
-    yield f"wrote {target}" if target else "nothing written; -o FILE writes the plan", ""
+    yield f"wrote {target}" if target else "no plan is written; -o FILE writes it", ""
     yield plan.digests.plan, "dim"

@@ -20,7 +20,7 @@ def time_lines(time: PlannedTime | str) -> Iterator[str]:
     yield f"step: {seconds_text(time)}"
     yield f"  {time.tokens_per_second_per_device:,.0f} tokens/s per device, MFU {100 * time.mfu:.1f} %"
     if time.missing:
-        yield from wrap(f"  no step of the fit is of {', '.join(time.missing)} with the rest of this one", indent="  ")
+        yield from wrap(f"  no fitted step combines {', '.join(time.missing)} with the other settings of this one", indent="  ")
     if any(time.traffic):
         reduced, gathered = (f"{format_figure(size / 1e9)} GB" for size in time.traffic)
         yield from wrap(f"  data ranks reduce {reduced} of gradients and gather {gathered} of parameters per step", indent="  ")
@@ -31,14 +31,14 @@ def time_lines(time: PlannedTime | str) -> Iterator[str]:
 
 
 def turns_text(time: PlannedTime) -> str:
-    """The exchanges that pairs in turns hide, and those that are waited for; nothing without turns."""
+    """The exchanges that pairs in turns hide, and those for which a step waits; empty without turns."""
     if time.turns is None:
         return ""
     hidden, waited = _text(time.turns.hidden), _text(time.turns.seconds - time.turns.hidden)
-    launches = ", and a pair takes at least as long as the host launches its kernels" if time.counts_launches else ""
+    launches = ", and a pair takes at least the time in which the host launches its kernels" if time.counts_launches else ""
     return (
-        f"{hidden} of exchanges of experts' rows, in a step of a mean pipeline rank, are hidden by the other microbatch of a pair, which"
-        f" computes up to its own next exchange meanwhile. {waited} are waited for: in forwards and backwards outside of pairs, and where"
+        f"{hidden} of exchanges of experts' rows, in a step of an average pipeline rank, are hidden by the other microbatch of a pair, "
+        f"which computes until its own next exchange. {waited} are waited for: in forwards and backwards outside of pairs, and where"
         f" the other microbatch computes for a shorter time{launches}"
     )
 
@@ -72,7 +72,7 @@ def unlike_steps(before: PlannedTime, after: PlannedTime) -> str:
     if before.counts_launches is after.counts_launches:
         return ""
     which = "before" if before.counts_launches else "after"
-    return f"the step {which} the change {LAUNCHES}, the other does not: compare layouts, not devices"
+    return f"the step {which} the change {LAUNCHES}, the other step does not: compare layouts, not devices"
 
 
 def _basis(time: PlannedTime) -> str:

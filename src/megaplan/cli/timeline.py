@@ -51,7 +51,7 @@ def timeline_lines(spec: Spec, spans: Spans) -> Iterator[str]:
         step = replay(orders, SlotTimes.equal(num_slots), copies=num_copies(where))
         yield from drawing(step, where, mesh.pp, num_slots)
         yield from legend(step)
-        yield f"drawn with equal slots, F = I = W = 1: {step.makespan} per step; {_idle(step, str)}"
+        yield f"drawn with equal slots, F = I = W = 1: {step.makespan} units per step; {_idle(step, str)}"
     step = planned_step(spec, build_inventory(spec), spans)
     yield from wrap(f"this plan: microbatches of a step {format_ns(step.makespan)}; {_idle(step, format_ns)}", indent="  ")
 

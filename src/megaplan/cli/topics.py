@@ -46,7 +46,7 @@ _SYNONYMS = {
     )
     for name in names.split()
 }
-"""Names of other frameworks and texts, and the topic of each."""
+"""Names that other frameworks and texts use, and the topic of each."""
 
 
 def topic_lines(topic: str) -> Iterator[StyledLine]:

@@ -1,1 +1,1 @@
-"""Cost: FLOPs and bytes moved, forward and backward, per token and layer. One source for cutting, utilisation and rooflines."""
+"""Cost: FLOPs and bytes moved, forward and backward, per token and layer. It is the single source for cuts, utilisation and rooflines."""

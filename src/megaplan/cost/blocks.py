@@ -1,4 +1,4 @@
-"""The work of every part of a model, as one rank runs it: costs and times take the structure of a block only from here."""
+"""The work of every part of a model, as one rank runs it: costs and times take the structure of a block only from this module."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ from megaplan.spec.pattern import DepthBlock, depth_blocks
 
 
 def adapted_works(load: Workload, ops: Works, block: Block) -> Works:
-    """Work of a layer as its tensors have it: the family's where all are trained."""
+    """Work of a layer with its adapters and frozen tensors; that of the family if all tensors are trained."""
     if not any(tensor.group is Group.FROZEN for tensor in block.tensors):
         return ops
     tensors = {tensor.name: tensor for tensor in block.tensors}
@@ -39,7 +39,7 @@ def adapted_works(load: Workload, ops: Works, block: Block) -> Works:
 
 
 def _unpacked(load: Workload, block: Block, tensors: Mapping[str, ParamTensor], op: OpWork) -> OpWork:
-    """A linear whose matrix is made of packed rows, on this rank's widths; or some of its rows."""
+    """Dequantisation of a linear's packed rows on this rank's widths, or of some of its rows."""
     weight = tensors.get(f"{op.name}.weight")
     if load.packing is None or weight is None or not packable(block, weight):
         return op
@@ -53,12 +53,15 @@ def adapter_name(linear: str) -> str:
 
 
 def frozen_work(op: OpWork, *, runs_again: bool = False) -> OpWork:
-    """Work without parameters' gradients; `runs_again`: an adapter saves a tensor after the operation, so it is recomputed too."""
+    """Work without parameter gradients.
+
+    `runs_again` is true if an adapter saves a tensor after the operation, so that the operation is recomputed, too.
+    """
     return op._replace(work=replace(op.work, weight_grad=0, moved_weight=0), closes=op.closes and not runs_again)
 
 
 def unreached_work(op: OpWork) -> OpWork:
-    """Work of an operation that no gradient reaches."""
+    """Work of an operation without a backward."""
     return op._replace(work=replace(op.work, input_grad=0, weight_grad=0, moved_input=0, moved_weight=0))
 
 
@@ -78,7 +81,7 @@ def _adapter(load: Workload, name: str, part: str, weight: ParamTensor, a: Param
 
 
 PART, HEAD, LOGITS_AGAIN = "head", "head", "logits again"
-"""The part of both ends; the head's product, and the same in the backward of head and loss in one operation."""
+"""Names: the part outside the layers; the head's product; and the head's product that the fused head and loss repeat in backward."""
 
 
 def embedding(load: Workload, hidden_size: int, grad_bytes: int, *, vocab_parallel: bool = False) -> Works:
@@ -90,7 +93,7 @@ def embedding(load: Workload, hidden_size: int, grad_bytes: int, *, vocab_parall
 
 
 def side_embeddings(load: Workload, features: Features, hidden_size: int, grad_bytes: int) -> Works:
-    """Rows of the n-gram, structure, platform and layers' tables, and their projections to hidden, of the rank's own tokens.
+    """Rows of the n-gram, structure, platform and layer embedding tables, and their projections, for the rank's own tokens.
 
     Source: counting: one linear of the concatenated rows each.
     """
@@ -110,9 +113,11 @@ def side_embeddings(load: Workload, features: Features, hidden_size: int, grad_b
 
 
 def head(load: Workload, hidden_size: int, vocab_size: int, *, vocab_parallel: bool = False) -> Works:
-    """Final norm, logits and cross-entropy: 2·h·V FLOPs forward, 6·h·V in all; `vocab_parallel` shards them, else tokens are.
+    """Final norm, logits and cross-entropy: 2·h·V FLOPs forward, 6·h·V in all.
 
-    Where head and loss are one operation its backward makes the logits again: 2·h·V more, which utilisation does not count.
+    They are sharded over the vocabulary with `vocab_parallel`, else over tokens.
+
+    If head and loss are one operation, its backward computes the logits again: 2·h·V more, which utilisation does not count.
 
     Source: counting multiply-adds.
     """

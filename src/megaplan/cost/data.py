@@ -56,11 +56,11 @@ class DataTimes:
         gather_ns: All of its parameters once.
         again_ns: The same, after the first time in a step.
         reduce_ns: All of its gradients once, over shards and replicas.
-        optimizer_ns: The update of its shard, and under Muon the orthogonalisation of its matrices; at least as long as its state that is
-            in host memory is on its way to the device and back.
+        optimizer_ns: The update of its shard, and under Muon the orthogonalisation of its matrices; at least the time to copy its state in
+            host memory to the device and back.
         copies_ns: Casts and copies around one gather, around one reduction, and the addition of its result; 0 if not counted.
-        phases: Nanoseconds of clipping and of Muon's update on the device, with the operations that the host launches meanwhile.
-        late: Operations of AdamW's host, before its one launch.
+        phases: Nanoseconds of clipping and of Muon's update on the device, with the operations that the host launches for them.
+        late: Host operations of AdamW before its single launch.
         issued: Launches around one gather, and around one reduction.
     """
 
@@ -101,7 +101,7 @@ def shard_traffic(spec: Spec, inventory: Inventory) -> tuple[int, int]:
 
 
 class DataSends(NamedTuple):
-    """Times of a mean pipeline rank's transfers between data ranks, once each; bytes at rates of a nanosecond a byte.
+    """Times of an average pipeline rank's transfers between data ranks, once each; with rates of one nanosecond per byte they are bytes.
 
     Attributes:
         gather: Gather of all its parameters.
@@ -131,7 +131,7 @@ def stage_ranks(spec: Spec) -> Ranks:
 
 
 def mirrors_of(spec: Spec) -> Ranks:
-    """The two ranks with the copies of a part of the model, at the distance of the pipeline's ends."""
+    """The two ranks with the copies of a part of the model, as far apart as the ends of the pipeline."""
     return Ranks(2, spec.mesh.world_size // 2)
 
 
@@ -219,10 +219,10 @@ def copies_ns(spec: Spec, times: DataTimes) -> int:
 
 
 def host_ns(spec: Spec, issue_ns: int, update_ns: int, times: DataTimes, forward: tuple[int, int], backward: tuple[int, int]) -> int:
-    """Time that the phases of a step wait for the host: launching a phase may take longer than running it.
+    """The time for which the phases of a step wait for the host: to launch a phase may take longer than to run it.
 
-    A phase is the forward of a microbatch, its backward, clipping, or Muon's update; the host is synchronised between them, or as good as.
-    AdamW is one launch for many tensors, which the device waits for while the host looks at each. If microbatches are replayed as CUDA
+    A phase is the forward of a microbatch, its backward, clipping, or Muon's update; the host is synchronised between them, or nearly so.
+    AdamW is one launch for many tensors; the device waits for it while the host processes each tensor. If microbatches are replayed as CUDA
     graphs, the host launches one graph per microbatch, all except the first while the device runs the previous one; a recorded update of
     AdamW and Muon is one further graph.
 
@@ -288,7 +288,7 @@ def num_units(spec: Spec) -> int:
 
 
 def dense_groups(spec: Spec, local: LocalElements) -> int:
-    """Groups of dense parameters on all pipeline ranks: units, prediction depths, and once what is outside of them."""
+    """Number of groups of dense parameters on all pipeline ranks: units, prediction depths, and one group for all other parameters."""
     outside = 0 if spec.sharding.wraps_stages else local.groups - spec.model.num_layers
     return num_units(spec) + outside
 

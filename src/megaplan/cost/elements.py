@@ -25,9 +25,9 @@ class LocalElements(NamedTuple):
         tensors: Parameters.
         trained_tensors: Tensors with gradients.
         groups: Blocks whose dense parameters are gathered together.
-        banks: Blocks with expert banks, which are gathered by themselves.
+        banks: Blocks with expert banks, which are gathered separately.
         matrices: Matrices that Muon updates, tensor by tensor.
-        kept_packed: Elements of weights that are stored packed (`lora.base`), and their bytes, as which they are gathered.
+        kept_packed: Elements of weights that are stored packed (`lora.base`), and their packed bytes, in which they are gathered.
         made_packed: The same of dense weights that are packed before a gather (a recipe's `param_gather`).
         made_packed_banks: The same of expert banks.
         packed_tensors: Tensors of both.
@@ -93,7 +93,7 @@ def local_elements(inventory: Inventory, tp: int, ep: int, etp: int, packing: Pa
 
 
 def with_recipe(spec: Spec, inventory: Inventory, local: LocalElements) -> LocalElements:
-    """The elements with those of the weights that the recipe has packed before they are gathered, and its weights with numbers."""
+    """The elements, extended by the weights that the recipe packs before a gather, and by its weights with delayed scaling."""
     names = *layer_names(len(inventory.layers)), "head"
     delayed = sum([len(delayed_weights(spec, inventory, name)) for name in names])
     return _with_packed(spec, inventory, local._replace(delayed_weights=delayed))

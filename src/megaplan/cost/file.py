@@ -5,7 +5,7 @@
      "edges": {"embedding": {…} or null, "head": {…} or null},
      "boundary_ns": null}
 
-Nothing has a silent default: every layer and both edges must be there, null for an edge that takes no time. `static_bytes` and
+There are no silent defaults: every layer and both edges must be present; an edge that takes no time is null. `static_bytes` and
 `activation_bytes` may be absent or null, which means the budget's own values. The same holds for `boundary_ns`, whose default is the
 modelled time.
 """
@@ -27,7 +27,7 @@ from megaplan.wording import plural, series, show
 
 FORMAT = "megaplan.costs/1"
 MAX_COSTS_BYTES = 16 * 2**20
-"""Sixteen times the 4,096 layers that a model may have, fit."""
+"""A file of this size can hold sixteen times the 4,096 layers that a model may have."""
 MAX_NS = 10**12
 MAX_STORED_BYTES = 2**48
 MAX_DIGITS = 100
@@ -44,7 +44,7 @@ def read_costs(path: str, spec: Spec, inventory: Inventory) -> MeasuredCosts:
 
     Args:
         path: Path as the user wrote it.
-        spec: The spec whose layers it must be of.
+        spec: The spec whose layers the file must describe.
         inventory: Inventory of the spec.
 
     Raises:
@@ -115,7 +115,7 @@ def _digest(document: dict[str, Any]) -> str:
 
 
 class _ReadingError(Exception):
-    """Code and detail of a fault of the JSON itself."""
+    """Code and detail of an error in the JSON syntax."""
 
 
 def _parsed(text: str, name: str) -> Any:
@@ -143,12 +143,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _integer(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise _ReadingError("MP342", f"a number has {len(text):,} digits, and at most {MAX_DIGITS} are read")
+        raise _ReadingError("MP342", f"a number has {len(text):,} digits, but at most {MAX_DIGITS} are read")
     return int(text)
 
 
 class _Checker:
-    """Everything that is wrong with a document, in its order."""
+    """Collects all errors of a document, in the order of the document."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -167,7 +167,7 @@ class _Checker:
 
     def _no_costs(self, document: Any) -> Diagnostic:
         if not isinstance(document, dict):
-            detail = f"the document is {show(document)}, and costs are an object with format: {FORMAT}"
+            detail = f"the document is {show(document)}, but costs are an object with format: {FORMAT}"
         elif "format" not in document:
             detail = f"the document has no key `format`, but a costs file has format: {FORMAT}"
         else:
@@ -181,7 +181,7 @@ class _Checker:
         for index, layer in enumerate(layers):
             yield from self._record(layer, f"layers[{index}]")
         if len(layers) != spec.model.num_layers:
-            detail = f"the file has {plural(len(layers), 'layer')}, and model.num_layers = {spec.model.num_layers}"
+            detail = f"the file has {plural(len(layers), 'layer')}, but model.num_layers = {spec.model.num_layers}"
             yield diagnostic("MP343", detail, Location(self._file, key="layers"), (WRITE_ONE,))
 
     def _edges(self, edges: Any) -> Iterator[Diagnostic]:
@@ -215,7 +215,7 @@ class _Checker:
         unknown = [name for name in record if name not in required + optional]
         if unknown:
             names = series([show(name) for name in unknown[:MAX_FINDINGS]], "and")
-            detail = f"{where} has {names}, and its keys are {series([*required, *optional], 'and')}"
+            detail = f"{where} has {names}, but its keys are {series([*required, *optional], 'and')}"
             yield diagnostic("MP341", detail, Location(self._file, key=key or None), (f"remove {names}",))
 
     def _whole_number(self, value: Any, key: str, limit: int) -> Iterator[Diagnostic]:

@@ -20,7 +20,7 @@ FORMULAS: dict[str, Formula] = {
         "6 · 3584 · 65536 = 1409286144",
     ),
     "weight_bytes": Formula(
-        "weights read by F and I, gradients read and written by W",
+        "bytes of weights read by F and I, and of gradients read and written by W",
         "n · (2 · params + 2 · grads); n elements, bytes of precision.params and precision.grads",
         "bytes per microbatch",
         "counting operands",

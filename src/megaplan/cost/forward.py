@@ -7,14 +7,14 @@ from megaplan.inventory.tensors import Inventory
 from megaplan.spec.models import Spec
 
 ONCE = ("exposed data", "sharding copies", "optimizer", "host", "fixed")
-"""Terms of a step's time that its microbatches do not have."""
+"""Terms of a step's time that occur once per step, not per microbatch."""
 RECOMPUTE = "recompute"
-"""Term of recompute of the hosts that time it separately; of the others its operations are in their own terms."""
+"""The recompute term of hosts that time it separately; the other hosts include these operations in their own terms."""
 NOTHING = 1e-12
 
 
 def forward_seconds(spec: Spec, inventory: Inventory, seconds: float, terms: Mapping[str, float]) -> float:
-    """The forward's share of the FLOPs, of the time that the step's microbatches take without recompute.
+    """Seconds of the forward: its share of the FLOPs, times the time of the step's microbatches without recompute.
 
     Args:
         spec: A checked spec.
@@ -38,5 +38,5 @@ def _recomputed_flops(spec: Spec, inventory: Inventory, costs: ModelCosts) -> in
 
 
 def recomputes_all(spec: Spec) -> bool:
-    """True if the host itself recomputes every layer, which the cost model's FLOPs do not have."""
+    """True if the host itself recomputes every layer, which the cost model's FLOPs do not include."""
     return not spec.host.kind.trained and spec.host.recompute_num_layers is not None

@@ -13,7 +13,7 @@ from megaplan.spec.models import Spec
 
 
 class Everywhere(dict[str, int]):
-    """Every kind at its peak."""
+    """Rates under which every kind of kernels runs at its peak rate."""
 
     def get(self, _key: str, _default: object = None) -> int:
         """The whole."""
@@ -21,7 +21,7 @@ class Everywhere(dict[str, int]):
 
 
 def at_peak(rates: Rates) -> Rates:
-    """The rates under which a kind takes its counted floor, and a launch nothing."""
+    """Rates under which a kind of kernels takes its counted floor, and launches take no time."""
     found = Measured(rates.device.name, {}, (), (), Everywhere(), {}, {}, {}, 0, 0, 0, {}, (), (1.0, 1.0), {})
     return replace(rates, measured=found, launch_ns=0, step_ns=0)
 
@@ -39,7 +39,10 @@ def kind_counts(references: Sequence[Mapping[str, Any]]) -> dict[str, Counts]:
 
 @cache
 def changed_kinds(device: str) -> frozenset[str]:
-    """Kinds that count something else than when they were measured: their share is applied to the new counts, which makes it modelled."""
+    """Kinds whose counts differ from those at their measurement.
+
+    Their measured share is applied to the new counts, so their time is modelled.
+    """
     constants = measured(device)
     return frozenset() if constants is None else changed(constants)
 

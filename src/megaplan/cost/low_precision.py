@@ -1,6 +1,7 @@
-"""Linears and banks of megarun under a recipe in eight bits: which operations multiply so, and their passes.
+"""Linears and banks of megarun under a recipe in eight bits: the operations that multiply in eight bits, and their passes.
 
-Consecutive linears with inputs of one width are taken to read the same input: they share its copies, and their input gradients are added.
+Consecutive linears with inputs of the same width are assumed to read the same input: they share its copies, and their input gradients are
+added.
 """
 
 from itertools import pairwise
@@ -46,7 +47,9 @@ class EightBits:
         self._products = 1 if moe is None or grouped else moe.num_experts // mesh.ep
 
     def passes(self, op: OpWork, tokens: int, *, shares: bool, keeps: bool = True) -> ScaledPasses | None:
-        """F, I and W of a linear, or of a bank, whose I has the gradients of the matrices; None for other operations and emulated ones.
+        """F, I and W of a linear or a bank (a bank's I includes the gradients of its matrices).
+
+        None for other operations and emulated products.
 
         Args:
             op: The operation.
@@ -108,7 +111,7 @@ def in_eight_bits(op: OpWork) -> bool:
 
 
 def sharing(ops: Works) -> frozenset[int]:
-    """Indices of linears whose input is that of the linear before."""
+    """Indices of linears that read the same input as the previous linear."""
     return frozenset(
         index
         for index, (before, op) in enumerate(pairwise(ops), start=1)

@@ -1,4 +1,4 @@
-"""Times of layers whose kept tensors go to host memory and back (`host.activation_offload`), behind the layers that run meanwhile.
+"""Times of layers whose saved tensors are in host memory between forward and backward (`host.activation_offload`).
 
 A layer's copy leaves while the next layer runs forward, and comes back while that runs backward; the step waits for the rest of a longer
 copy. Copies of a stage's last layer are timed as if another layer followed, although nothing hides them there: that part does not depend on
@@ -28,7 +28,7 @@ def with_copies(spec: Spec, inventory: Inventory, rates: Rates, times: Sequence[
 
 
 def waits_of(times: Sequence[LayerTime], plain: Sequence[LayerTime]) -> LayerTime:
-    """The time that all layers take longer with copies than without."""
+    """The additional time of all layers due to the copies."""
     pairs = list(zip(times, plain, strict=True))
     return LayerTime(
         forward_ns=sum([own.forward_ns - bare.forward_ns for own, bare in pairs]),
@@ -37,7 +37,7 @@ def waits_of(times: Sequence[LayerTime], plain: Sequence[LayerTime]) -> LayerTim
 
 
 def _copies_ns(spec: Spec, inventory: Inventory, rates: Rates) -> list[int]:
-    """Time of each layer's copy, of all except the last, which is never offloaded; 0 for layers that keep their tensors on the device."""
+    """Time of the copy of each layer except the last, which is never offloaded; 0 for layers that keep their tensors on the device."""
     kept_bytes, made = spec.host.kind.layer_kept, dict[tuple[int, str, bool], int]()
     found = []
     for index, block in enumerate(inventory.layers[:-1]):

@@ -27,12 +27,13 @@ PRODUCT_ROWS, PRODUCT_COLUMNS = 256, 128
 CHUNK_ELEMENTS, CHUNKS_OF_LAUNCH = 65536, 320
 """Limits of one launch over many tensors: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
 CLIP_OPERATIONS, ROUND_OPERATIONS, NORM_LAUNCHES = 4, 8, 4
-"""Host launches for the gradients' norm, for a round of Muon without its products, and of the latter those for norms."""
+"""Host launches for the gradients' norm, for a round of Muon without its products, and for the norms in such a round."""
 DELAYED_PASSES, DELAYED_LAUNCHES = 30, 14
-"""Numbers that an operand's next factor reads and writes, in addition to its history, and kernels of the update of all of a rank: one finds
-the largest of the history."""
+"""Numbers that the update of an operand's factor reads and writes in addition to its history, and the number of kernels that update all
+factors of a rank, including the one that finds the maximum of the history.
+"""
 ADAMW_OPERATIONS, MUON_OPERATIONS = 2, 2
-"""Host operations for a tensor: FSDP2's unwrapping of a parameter with its state and of a gradient; Muon's two passes."""
+"""Host operations per tensor: for AdamW, FSDP2's unwrapping of a parameter with its state and of a gradient; for Muon, its two passes."""
 
 
 class Matrices(NamedTuple):
@@ -95,7 +96,7 @@ class StoredParameters(NamedTuple):
 
 
 def gather_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """Once, before the gather of all parameters."""
+    """Kernels before one gather of all parameters."""
     if spec.has_whole_state:
         yield from _whole_casts(spec, held)
         return
@@ -123,7 +124,7 @@ def _whole_casts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def reduce_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """Once, around the reduction of all gradients."""
+    """Kernels around one reduction of all gradients."""
     if spec.has_whole_state:
         if spec.precision.params is not spec.precision.grads:
             yield KindWork("group cast", held.trained * (spec.precision.params.bytes + spec.precision.grads.bytes), 0, held.groups)
@@ -137,7 +138,10 @@ def reduce_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def sum_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """The addition of each reduction after the first to the sum; of a cast without FSDP2 it is the sum that is read, tensor by tensor."""
+    """The addition of each reduction after the first to the sum.
+
+    Without FSDP2 and with a cast, the kernels read the sum, tensor by tensor.
+    """
     if spec.has_whole_state and spec.precision.params is not spec.precision.grads:
         yield KindWork(SUM, held.trained * spec.precision.grads.bytes, 0, held.trained_tensors - held.groups)
         return
@@ -160,7 +164,7 @@ def delayed_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
 
 
 def adamw_parts(spec: Spec, held: StoredParameters) -> Iterator[KindWork]:
-    """Once: gradient, parameter and two moments read, the last three written; of Lion and SGD one of these."""
+    """Kernels of one update: gradient, parameter and two moments are read, the last three are written; Lion and SGD have one moment."""
     grads, moments, stored = spec.precision.grads.bytes, spec.precision.moments.bytes, spec.precision.master.bytes
     others = held.shard - (held.shard_matrices if spec.optimizer.uses_muon else 0)
     moved = adamw_bytes(grads, moments, stored) - (0 if spec.host.optimizer == "adam" else 2 * moments)
@@ -186,7 +190,7 @@ def muon_parts(spec: Spec, held: StoredParameters, num_sms: int) -> Iterator[Kin
 
 
 def exchanged_elements(spec: Spec, held: StoredParameters) -> tuple[int, int]:
-    """Elements that a rank sends to the ranks that orthogonalise them, of dense tensors and of banks; the same number is returned."""
+    """Elements that a rank sends to the ranks that orthogonalise them, for dense tensors and for banks; they return the same number."""
     found = [0, 0]
     for each in held.matrices:
         if each.rounds(spec)[0].degree > 1:

@@ -50,10 +50,10 @@ def devices_of_slots(spec: Spec) -> tuple[int, ...]:
 
 
 class PooledTimer:
-    """Steps of one model on the same pools, by any mesh, schedule, batch and recompute policy; compare `ReplayTimer`."""
+    """Steps of one model on the same pools, with any mesh, schedule, batch and recompute policy; see also `ReplayTimer`."""
 
     def __init__(self, inventory: Inventory, change: Change | None = None) -> None:
-        """`change`: of the rates of each device; none if None."""
+        """`change` is applied to the rates of each device; None leaves them unchanged."""
         self.inventory, self._change = inventory, change
         self._timers: dict[tuple[str, bool], list[ReplayTimer]] = {}
 
@@ -77,7 +77,7 @@ class PooledTimer:
         return tuple(times[index] for index in devices_of_slots(spec))
 
     def sums(self, spec: Spec) -> list[Sums]:
-        """The sums of one microbatch on all pipeline ranks, if all were of each type of device."""
+        """The sums of one microbatch over all pipeline ranks, for each type of device as if all ranks had it."""
         return [timer.sums(alone) for timer, alone in zip(self.timers(spec), alone_specs(spec), strict=True)]
 
     def layer(self, spec: Spec, block: Block, policy: str, *, scaled: bool) -> list[LayerTime]:
@@ -105,7 +105,7 @@ class PooledTimer:
         return steps * linked.makespan(lengths, p2p=times[0].widest_ns([stop for _, stop in spans[:-1]])), steps * linked.hidden(lengths)
 
     def turns_ns(self, spec: Spec, spans: SlotSpans) -> tuple[int, int]:
-        """Exchanges of rows in a step at which pairs take turns, and the time that these hide, on a mean pipeline rank."""
+        """Time of the row exchanges of a step at which pairs take turns, and its hidden part, on an average pipeline rank."""
         times, count, pp = self.slots(spec), spec.schedule.microbatches_per_update, spec.mesh.pp
         exchanged = sum(slot.total_ns - slot.compute_ns for slot in of_own_slots(times, spans))
         return count * exchanged // pp, self._replayed(spec, times, spans)[1] // pp
@@ -142,5 +142,5 @@ def _running(timers: Sequence[ReplayTimer], specs: Sequence[Spec], own: Sequence
 
 
 def timer_of(spec: Spec, inventory: Inventory) -> ReplayTimer | PooledTimer:
-    """The timer of a spec's steps: each slot by the rates of its own device where there are several."""
+    """The timer of a spec's steps: if there are several types of devices, each slot has the rates of its own."""
     return PooledTimer(inventory) if spec.pools else ReplayTimer(inventory, spec)

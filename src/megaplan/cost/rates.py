@@ -17,7 +17,7 @@ from megaplan.spec.models import Spec
 
 SECOND_NS = 10**9
 LINEARS = frozenset({*FAMILIES, "head"})
-"""Parts that multiply as linears do."""
+"""Parts whose products have the rate of linears."""
 PARTS = 10_000
 
 
@@ -38,7 +38,7 @@ class Protocol(NamedTuple):
 RINGS = (Protocol(1_900, 4_000, 92), Protocol(3_400, 9_600, 100))
 """LL128 and Simple around a ring. Source: `hwLat` and `ncclTopoTuneModel` of NVIDIA/nccl@01afd20a, src/graph/tuning.cc."""
 TREE = Protocol(1_200, 8_500, 82)
-"""LL128 in a tree; 0.9 · 0.915 of the rate. Source: as `RINGS`."""
+"""LL128 in a tree; 0.9 · 0.915 of the rate. Source: the same as for `RINGS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Rates:
         latency_ns: Time of one send or collective in addition to its bytes.
         step_ns: Time of one step of a recurrence.
         reached: Share of the peak that products of linears reach, by dtype in ten-thousandths, if the spec gives it instead of `percent`.
-        own: Percentages without those that the spec gives.
+        own: Percentages of the device's data file, without those that the spec gives.
         measured: Shares of the counted floors that kinds of kernels reach, if steps were profiled and kernels run; else None.
         rings: Protocols of collectives over several nodes; none if bytes alone count.
     """
@@ -90,7 +90,7 @@ class Rates:
         return max(moved, _ceil(flops * PARTS * SECOND_NS * own[part], peak * share * self.percent[part]))
 
     def steps_ns(self, kind: str, steps: int, *, backward: bool) -> int:
-        """Dependent steps of a recurrence; each of backward takes two of forward where nothing was measured."""
+        """Dependent steps of a recurrence; without a measurement, a step of backward takes as long as two steps of forward."""
         found = None if self.measured is None else self.measured.steps_ns.get(kind)
         if self.measured is None or found is None:
             return steps * self.step_ns * (1 + backward)
@@ -169,7 +169,7 @@ class Seen:
 
     Attributes:
         kinds: Names of the kinds; an operation without kinds has its own name.
-        notes: Each kind of each pass; None where they are not listed.
+        notes: Each kind of each pass; None if they are not listed.
     """
 
     def __init__(self, notes: list[Note] | None = None) -> None:
@@ -182,7 +182,7 @@ class Prices:
     Args:
         rates: Rates of the device.
         dtype: Dtype of the weights.
-        seen: Notes what runs.
+        seen: Collects the kinds that run.
     """
 
     def __init__(self, rates: Rates, dtype: DType, seen: Seen) -> None:
@@ -225,7 +225,7 @@ class Prices:
         return max(compute, memory, steps) + done.launches * rates.launch_ns
 
     def moved_ns(self, op: OpWork, done: Pass, letter: str) -> int:
-        """A pass over memory in addition to an op."""
+        """An additional pass over memory."""
         if self._counts:
             return self.parts_ns(op, (KindWork(MEMORY, done.num_bytes, 0, done.launches),), 0, letter)
         self._launches += done.launches
@@ -249,7 +249,10 @@ class Prices:
         return total
 
     def run_ns(self, op: OpWork, fused_ns: int, plain: Pass) -> int:
-        """A pass as plain torch, at least as long as by one kernel; products that stay in the weights' dtype take as long as there."""
+        """A pass as plain torch, which takes at least as long as one kernel.
+
+        Products that stay in the dtype of the weights have the same time as in a kernel.
+        """
         rates = self._rates
         memory, launched = rates.memory_ns(plain.num_bytes), plain.launches * rates.launch_ns
         if plain.is_fp32:

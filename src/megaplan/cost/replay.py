@@ -1,6 +1,6 @@
 """The step of megarun: layer times from the device's rates, the schedule replayed with them, data ranks, and the optimizer.
 
-One timer times many specs of one model in a search, or one spec in an estimate. All times are integers, in nanoseconds.
+One timer computes the steps of many specs of one model in a search, or of one spec in an estimate. All times are integers, in nanoseconds.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,8 +32,8 @@ SlotSpans = Sequence[tuple[int, int]]
 MOST_KEPT = 20_000
 """Number of cached values per kind of a timer; at this number the cache is emptied."""
 BUBBLE, EXPOSED, PLAIN, COPIES, HOST = "bubble", "exposed", "plain torch", "sharding copies", "host"
-"""Terms: idle pipeline ranks; the prefix of waits for transfers; the additional time of operations without a kernel;
-FSDP2's casts and copies; the device's waiting time for the host."""
+"""Names of terms: idle pipeline ranks; prefix of exposed transfers; additional time of operations without a kernel; FSDP2's casts and
+copies; time for which the device waits for the host."""
 
 
 class Sums(NamedTuple):
@@ -41,10 +41,10 @@ class Sums(NamedTuple):
 
     Attributes:
         total: F, I and W.
-        computing: The same without exchanges that the other microbatch of a pair may hide.
+        computing: F, I and W without exchanges that the other microbatch of a pair may hide.
         forward: F.
         chain: F and I, which the first microbatch runs one after another.
-        largest: The largest layer, and either end with its layer.
+        largest: The largest of: each layer, and each end of the model together with its layer.
         first: Time of the first slot without its layers.
         last: Time of the last slot without its layers.
         forward_launches: Kernels that the host launches in F.
@@ -110,7 +110,7 @@ class ReplayTimer:
         """Kinds of kernels of all layers and ends that were timed."""
 
     def rates(self, spec: Spec) -> Rates:
-        """Rates of a spec: kernels and plain torch have their own."""
+        """Rates of a spec, which differ between kernels and plain torch."""
         found = self._rates.get(spec.host.kernels)
         if found is None:
             own = rates_of(spec)
@@ -126,7 +126,7 @@ class ReplayTimer:
         return found
 
     def work_key(self, spec: Spec) -> tuple[object, ...]:
-        """The values that decide the work of one microbatch: specs with one key differ in schedule, pipeline, data ranks or resharding."""
+        """The values that decide the work of one microbatch; not the schedule, pipeline, data ranks or resharding."""
         mesh = spec.mesh
         policies = tuple([policy_of(spec, block.family) for block, _, _ in self.makes])
         degrees = mesh.tp, mesh.cp, mesh.ep, mesh.etp, mesh.vocab_parallel
@@ -158,7 +158,7 @@ class ReplayTimer:
         return waits_of(self.times(spec).layers, self._without_copies(spec)) if spec.host.activation_offload else LayerTime()
 
     def _running(self, spec: Spec) -> int:
-        """F and B of a microbatch without these waits."""
+        """F and B of a microbatch without waits for copies."""
         return self.sums(spec).total - self._copied(spec).total_ns
 
     def step_ns(self, spec: Spec, spans: SlotSpans) -> int:
@@ -174,8 +174,8 @@ class ReplayTimer:
     def terms(self, spec: Spec, spans: SlotSpans) -> dict[str, int]:
         """Nanoseconds by term, which add up to the step's.
 
-        On a mean pipeline rank: its layers, their additional time as plain torch, recompute, waits for transfers; then idle time, data
-        ranks and the optimizer.
+        The terms are those of an average pipeline rank: its layers, their additional time as plain torch, recompute, exposed transfers;
+        then idle time, data ranks and the optimizer.
         """
         count, pp, sums = spec.schedule.microbatches_per_update, spec.mesh.pp, self.sums(spec)
         once = spec.model_copy(update=WITHOUT_RECOMPUTE)
@@ -373,7 +373,7 @@ def _images(spec: Spec) -> tuple[int, str, str]:
 
 
 def kept(known: dict[K, V]) -> dict[K, V]:
-    """The dict, emptied if it is full."""
+    """The cache, emptied if it is full."""
     if len(known) >= MOST_KEPT:
         known.clear()
     return known
@@ -381,13 +381,13 @@ def kept(known: dict[K, V]) -> dict[K, V]:
 
 @lru_cache(maxsize=512)
 def linked_orders(kind: str, pp: int, vpp: int, count: int) -> LinkedOrders:
-    """A schedule, linked; kept, for specs of one schedule share it."""
+    """A linked schedule; it is cached, because specs with the same schedule share it."""
     copies = num_copies(placement(kind))
     return link(actions(kind, pp, vpp, count), pp * vpp * copies, copies)
 
 
 def terms_of(makespan: int, busy: int, plain: int, recompute: int, exposed: int) -> dict[str, int]:
-    """Nanoseconds by term of the microbatches: the `busy` time of a mean pipeline rank with three parts of it, and idle time."""
+    """Nanoseconds by term of the microbatches: the busy time of an average pipeline rank, three parts of it, and idle time."""
     shares = {PLAIN: plain, "recompute": recompute, f"{EXPOSED} transfers": exposed}
     return {"layers": busy - sum(shares.values()), **shares, BUBBLE: makespan - busy}
 

@@ -150,13 +150,13 @@ def boundary_ns(rates: Rates, spec: Spec, sent_bytes: int, *, leaves: bool = Fal
 
 
 def layer_transfers(rates: Rates, spec: Spec, load: Workload, block: Block) -> Transfers:
-    """Times that one layer waits."""
+    """Times for which one layer waits for transfers."""
     family = FAMILIES[block.family]
     return block_transfers(rates, spec, load, family.exchanges(family.section_of(spec.model), spec.model.hidden_size, block.variant))
 
 
 def block_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
-    """Times that a block waits for its groups: its tensor group, its context group, and its expert group."""
+    """Times for which a block waits for its groups: its tensor group, its context group, and its expert group."""
     found = tensor_transfers(rates, spec, load, exchanges.gathered_width) if exchanges.sharded else Transfers()
     if exchanges.context_width:
         found += context_transfers(rates, spec, load, exchanges)
@@ -177,7 +177,10 @@ def context_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Excha
 
 
 def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: int | None = None, width: int | None = None) -> Transfers:
-    """A sharded block's: the output is `width` wide, hidden if not given; the input `gathered_width`, as the output if not given."""
+    """Transfers of a sharded block.
+
+    Its output has the width `width` (by default the hidden size), its input `gathered_width` (by default that of the output).
+    """
     group, row = RankGroup(spec.mesh.tp, 1), load.num_tokens * load.itemsize
     width = width or spec.model.hidden_size
     gather, scatter = (gather_ns(rates, spec, group, row * each) for each in (gathered_width or width, width))
@@ -185,7 +188,7 @@ def tensor_transfers(rates: Rates, spec: Spec, load: Workload, gathered_width: i
 
 
 def tower_transfers(rates: Rates, spec: Spec, part: TowerWorks) -> Transfers:
-    """A part of an encoder that the ranks of a tensor group share: its blocks' streams, or at the end the projection's rows."""
+    """Transfers of a part of an encoder that a tensor group shards: the streams of its blocks, or at the end the rows of the projection."""
     found = Transfers()
     if part.load.tp > 1 and part.width:
         found = tensor_transfers(rates, spec, part.load, width=part.width)
@@ -204,7 +207,7 @@ def vocabulary_transfers(rates: Rates, spec: Spec, load: Workload) -> tuple[Tran
 
 
 def row_transfers(rates: Rates, spec: Spec, load: Workload, exchanges: Exchanges) -> Transfers:
-    """Rows to the ranks with their experts and back, or tokens of all these ranks."""
+    """Transfers of rows to the ranks of their experts and back, or of the tokens of all these ranks."""
     if load.gathers_tokens:
         return token_transfers(rates, spec, load, exchanges)
     once = sum(rows_ns(rates, spec, load, exchanges))

@@ -1,9 +1,9 @@
-"""Legs of a layer's passes: what it computes between the exchanges of its rows, where pairs of microbatches take turns at them.
+"""Legs of a layer's passes: the computation between its exchanges of rows, at which pairs of microbatches take turns.
 
-The layer's program says where its exchanges are among its operations; backward runs them in reverse. A layer's other transfers count as
-computation: ranks with slices of an expert gather and sum rows between the two exchanges; a tensor group exchanges only for the shared
-expert, which runs after both. Counts of rows are exchanged in no time, but in the same group: a forward does not pass the turn and waits
-for exchanges in flight there.
+The layer's program gives the places of its exchanges among its operations; backward runs them in reverse. A layer's other transfers count
+as computation: ranks with slices of an expert gather and sum rows between the two exchanges; a tensor group exchanges only for the shared
+expert, which runs after both. The exchange of row counts takes no time but uses the same group: during it a forward does not pass the turn,
+and waits for the exchanges in flight in that group.
 
 Source: `megarun.model.moe.ExpertBlock`, `megarun.parallel.groups.turns`.
 """
@@ -33,7 +33,10 @@ class Stops(NamedTuple):
     before: dict[str, int]
 
     def of(self, ops: Works) -> list[int]:
-        """Number of exchanges before each of these; an operation that the program has as a part of another runs before all."""
+        """Number of exchanges before each of these operations.
+
+        An operation that is part of another one in the program runs before all exchanges.
+        """
         return [max([self.before.get(name, 0) for name in op.counts or (op.name,)]) for op in ops]
 
 
@@ -68,7 +71,7 @@ def stops_of(spec: Spec, load: Workload, block: Block, exchanges: Exchanges) -> 
     program = program_of(path_in(spec.model.residual_path, block), family.exchanging(load, family.section_of(spec.model)))
     pass_turns, before = list[bool](), dict[str, int]()
     for op in program.ops:
-        for name in (op.name, *(param.removesuffix(".weight") for param in op.params)):  # linears of one input may be one operation
+        for name in (op.name, *(param.removesuffix(".weight") for param in op.params)):  # linears of the same input may be one operation
             before[name] = before[adapter_name(name)] = len(pass_turns)
         if op.name in EXCHANGES or (op.name == ANNOUNCE and exchanges.counts):
             pass_turns.append(op.name in EXCHANGES)

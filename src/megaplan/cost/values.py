@@ -44,7 +44,7 @@ class LayerTime:
 
     @property
     def compute_ns(self) -> int:
-        """All without the exchanges that the other microbatch of a pair may hide."""
+        """F, I and W without the exchanges that the other microbatch of a pair may hide."""
         return self.total_ns - self.forward_exchange_ns - self.input_exchange_ns
 
     @property
@@ -64,11 +64,11 @@ class LayerTime:
 
     @property
     def input_compute_ns(self) -> int:
-        """I without them."""
+        """I without exchanges."""
         return self.input_ns - self.input_exchange_ns
 
     def __add__(self, other: "LayerTime") -> "LayerTime":
-        """Both, the other after this one in the model."""
+        """The sum of both; `other` comes after this one in the model."""
         return LayerTime(
             self.forward_ns + other.forward_ns,
             self.input_ns + other.input_ns,
@@ -105,7 +105,7 @@ class ModelTimes:
         return min(self.boundaries_ns)
 
     def widest_ns(self, cuts: Iterable[int]) -> int:
-        """Time of the widest of these boundaries: the one that schedules have for all."""
+        """Time of the widest of these boundaries; schedules use it for all."""
         times = self.boundaries_ns
         return times[0] if len(times) == 1 else max([times[cut - 1] for cut in cuts])
 
@@ -128,13 +128,16 @@ def of_own_slots(times: Sequence[ModelTimes], spans: Sequence[tuple[int, int]]) 
 
 
 def once_a_device(times: Sequence[ModelTimes], make: Callable[[ModelTimes], Made]) -> list[Made]:
-    """The result of a function for the times of each slot; slots on one device share their times, and it is called once for these."""
+    """The results of a function for the times of each slot.
+
+    It is called once per device, because slots on the same device share their times.
+    """
     made = {key: make(each) for key, each in {id(each): each for each in times}.items()}
     return [made[id(each)] for each in times]
 
 
 def fastest(times: Sequence[ModelTimes]) -> ModelTimes:
-    """The least times of every part of the model on any of the slots."""
+    """The shortest time of every part of the model over the slots."""
     if len(set(map(id, times))) == 1:
         return times[0]
     layers = tuple(map(_least, zip(*(each.layers for each in times), strict=True)))
@@ -163,7 +166,7 @@ def replayed(times: Sequence[ModelTimes], spans: Sequence[tuple[int, int]], copi
 
 
 def _courses(slot: LayerTime, issue_ns: int) -> tuple[Course, Course]:
-    """A forward and a backward of a slot, without the time by which the host is slower than the device."""
+    """A forward and a backward of a slot, without the time for which the device waits for the host."""
     forward, backward = slot.forward_ns, slot.backward_ns
     return (
         Course(slot.forward_legs, forward, min(forward, slot.forward_launches * issue_ns)),

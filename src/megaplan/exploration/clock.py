@@ -41,7 +41,7 @@ class Clock(Protocol):
         ...
 
     def tight_bound_ns(self, spec: Spec) -> int:
-        """A bound for the spec's schedule that takes longer and is usually larger."""
+        """A bound for the spec's schedule that takes longer to compute and is usually larger."""
         ...
 
     def costs(self, spec: Spec) -> StackCosts:

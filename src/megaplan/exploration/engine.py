@@ -35,7 +35,7 @@ MORE_SECONDS, MOST_SECONDS = 0.7, 20.0
 SMALL_GAP, SURE_SECONDS = 0.01, 5.0
 """Gap at which a search with a time limit ends, and the time that it takes for a proof before."""
 Stop = Literal["", "gap", "time", "interrupt"]
-"""Reason why a search ended before every layout was decided; empty if none is left."""
+"""Reason why a search ended before every layout was decided; empty if all were decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Explored:
         return Progress(self.done, len(self.bounds), self.num_evaluated, next(iter(self.rows), None), self.bound_ns)
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Keep outcomes; an outcome that a deadline left unevaluated does not replace an earlier one."""
+        """Keep outcomes; an outcome that was not evaluated because of a deadline does not replace an earlier one."""
         for outcome in outcomes:
             if not (outcome.is_late and outcome.layout in self.outcomes):
                 self.outcomes[outcome.layout] = outcome
@@ -176,7 +176,7 @@ class Explored:
         return [item for item in nsmallest(WAVE, self.waiting) if item[0] <= limit]
 
     def next_to_refine(self, ready: Sequence[tuple[int, LayoutChoice]]) -> list[LayoutChoice]:
-        """Meshes whose first bound is smaller than the last of a wave, and so whose second bound may be."""
+        """Meshes whose first bound is smaller than the largest of a wave, so that their second bound may be smaller, too."""
         limit = self.limit_ns if len(ready) < WAVE else min(self.limit_ns, ready[-1][0])
         batch = self.bounds[self.num_refined : self.num_refined + REFINED]
         return [mesh for bound, mesh in batch if bound <= limit]
@@ -200,7 +200,7 @@ def explore(task: SearchTask, processes: int, report: Callable[[Progress], None]
             for outcome in first_outcomes(own, limited=task.seconds is not None):
                 found.add([outcome])
                 report(found.progress)
-        own.deadline = deadline  # the first answer has its own limits
+        own.deadline = deadline  # the first result was found under its own limits
         meshes = task.space.meshes()
         with _workers(task, own, processes if len(meshes) > ALONE else 1) as run:
             _decide(found, own, meshes, run, lambda: _stops(found, started, report))
@@ -278,8 +278,8 @@ def _tries_plain(found: Explored, run: Callable[..., list[Any]], stops: Callable
 def _seeds(bounds: Sequence[tuple[int, LayoutChoice]], own: Evaluator) -> Iterator[LayoutChoice]:
     """The layouts that give the first limit.
 
-    For each number of tensor and pipeline ranks the layout with the smallest bound and few sequences per microbatch; of the meshes without
-    a pipeline, whose bounds are close to their steps, those with the smallest bounds that may fit.
+    They are, for each number of tensor and pipeline ranks, the layout with the smallest bound and few sequences per microbatch. In addition
+    they are those meshes without a pipeline that have the smallest bounds and may fit, because their bounds are close to their steps.
     """
     seen: set[tuple[int, int]] = set()
     plain = [mesh for _, mesh in bounds if mesh.pp == 1]

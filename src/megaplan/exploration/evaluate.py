@@ -66,7 +66,7 @@ class Evaluator:
         self._sides: dict[bool, Side] = {}
         self._plain: dict[int, list[MemoryPolicy]] = {}
         self._thrifty: dict[int, MemoryPolicy] = {}
-        self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost that all cuts exceed
+        self._balances: dict[tuple[StackCosts, Placement, int, int], Balance | int] = {}  # the best cuts, or a cost above that of all cuts
         self._looked_at: tuple[LayoutChoice | None, dict[MemoryPolicy, Spec]] = None, {}
         devices = [device_of(each) for _, each in device_counts(space.base, space.devices)]
         self.usable_bytes = max([device_budget(device, space.devices).usable_bytes for device in devices])
@@ -174,7 +174,7 @@ class Evaluator:
         if fitting.over_bytes > 0:
             return fitting
         spans = fitting.spans
-        if spec.interleaves_pairs:  # the busiest slot says little of their step, which hides exchanges of one slot behind another
+        if spec.interleaves_pairs:  # not bound by the slowest slot: exchanges of one slot overlap with computation of another
             spans = shortened(spec, self.side(spec).inventory, spans, memory)
         peak, headroom = memory.fullest(spans)
         return Exact(layout, policy, spans, self.side(spec).clock.step_ns(spec, spans), peak, headroom)
@@ -195,7 +195,7 @@ class Evaluator:
             return Fitting(spans, over, proven=False)
         limited = replace(stack, sums=memory.sums(spans))
         certain = max(limited.rank_excess(rank, spans) for rank in range(stack.pp))
-        if certain <= 0 and (over := max(memory.excesses(spans))) <= 0:  # cuts that exceed the sums need no budget
+        if certain <= 0 and (over := max(memory.excesses(spans))) <= 0:  # cuts that exceed the sums are refused without a budget
             return Fitting(spans, over, proven=False)
         quick = quick_fitting(limited, memory, ROUNDS, most)
         if quick.balance is None:
@@ -226,7 +226,7 @@ class Evaluator:
             num = len(self.space.policies(mesh))
             layouts = self.space.layouts_of(mesh)
             return UNLIMITED, [Outcome(layout, None, 0, num, UNLIMITED, proven=True, over_bytes=over) for layout in layouts]
-        if not self.space.by_modules:  # bounds of a schedule, of policies by letter, cost more than they save
+        if not self.space.by_modules:  # computing lower bounds of a schedule for policies by letter takes longer than it saves
             return self.bound_ns(mesh), []
         least, outcomes = UNLIMITED, []
         for layout in self.space.layouts_of(mesh):
@@ -307,7 +307,7 @@ class Evaluator:
             if self.is_late:
                 bound = min([bound, *[least for least, _ in left]])
                 break
-            # a policy that fits excludes slower ones, one far from fitting excludes policies that save more: the middle first
+            # a policy that fits excludes slower ones, and one far from fitting excludes ones that save less memory: start in the middle
             least, policy = left.pop(len(left) // 2)
             evaluated += 1
             found = self.exact(layout, policy, limit)
@@ -350,7 +350,7 @@ class Evaluator:
         """The policy with the least memory: if no cuts fit with it, the layout does not fit."""
         if not self.space.by_modules:
             return self._thriftiest(layout)
-        if layout.tp not in self._thrifty:  # such policies are ordered by their recompute, for any layout
+        if layout.tp not in self._thrifty:  # policies by letter are ordered by the time of their recompute, the same for every layout
             self._thrifty[layout.tp] = self._thriftiest(layout)
         return self._thrifty[layout.tp]
 

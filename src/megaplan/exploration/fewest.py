@@ -30,7 +30,7 @@ class FewestDevices(NamedTuple):
 
 
 def fewest_devices(task: SearchTask, ends: float) -> FewestDevices | None:
-    """The smallest of the tried numbers of devices, each with the usual layouts; None if none fits in the time that is taken.
+    """The smallest of the tried numbers of devices, each with the usual layouts; None if none fits within the allowed time.
 
     Args:
         task: The search in which nothing fits.

@@ -54,7 +54,7 @@ class FittedClock:
         self._each: dict[tuple[object, ...], StageTerms] = {}  # terms that every stage has once
         self._once: dict[tuple[object, ...], tuple[Once, Exchanged]] = {}
         self._costs: dict[tuple[object, ...], StackCosts] = {}
-        self._steps: dict[MemoryPolicy, TimedStep] = {}  # one step of each policy: its values that do not depend on mesh and batch
+        self._steps: dict[MemoryPolicy, TimedStep] = {}  # one step per policy: its times that do not depend on mesh and batch
         self._machine: Machine | None = None  # the device of all specs
 
     def bound_ns(self, spec: Spec) -> int:
@@ -63,9 +63,10 @@ class FittedClock:
         return self._bound_of(work, timer)
 
     def bound_on(self, layout: LayoutChoice, policy: MemoryPolicy, spec_of: SpecOf) -> int:
-        """Work is spread evenly over the ranks; the passes of the whole model hide exchanges of data ranks.
+        """The bound assumes that work is spread evenly over the ranks.
 
-        A pass combines device and host time by a norm, so the passes of all stages take at least as long as one pass of the whole model.
+        It also assumes that the passes of the whole model hide the exchanges of data ranks. A pass combines device and host time
+        by a norm, so the passes of all stages take at least as long as one pass of the whole model.
         """
         like = self._steps.get(policy)
         if like is None:
@@ -115,7 +116,7 @@ class FittedClock:
         return self.bound_ns(spec)
 
     def costs(self, spec: Spec) -> StackCosts:
-        """Forward and backward of each block separately, for balancing; they do not add up to a step."""
+        """Forward and backward of each block separately, to balance slots; they do not add up to a step."""
         work, timer = self._whole(spec)
         key = work.batch.micro, work.mesh.cp, work.mesh.tp, work.mesh.ep, work.mesh.etp, links_crossed(work), id(timer)
         if key not in self._costs:

@@ -22,7 +22,7 @@ def loose_terms(found: Explored) -> str:
     if unproven:
         least = min((each.bound_ns for each in timed), default=best)
         parts.append(
-            f"memory: {plural(len(unproven), 'layout')} with a smaller bound exceed it with all cuts that were tried, which is not proven "
+            f"memory: {plural(len(unproven), 'layout')} with a smaller bound exceed it with all cuts that were tried, but it is not proven "
             f"of all cuts; first {_named(unproven[0].layout)}{_over(unproven[0])}; without them the gap is {100 * (best / least - 1):.1f} %"
         )
     if timed and timed[0].best is not None:

@@ -160,7 +160,7 @@ def row_of(one: Exact, evaluator: Evaluator, *, pareto: bool = True) -> LayoutRo
     terms = {name: value / 1e9 for name, value in evaluator.side(spec).clock.terms(spec, one.spans).items()}
     seconds, time = one.step_ns / 1e9, planned_time(spec, one.spans, evaluator.side(spec).inventory)
     tokens = spec.global_batch_tokens / spec.mesh.world_size
-    ranked = flops_per_token(spec) * spec.global_batch_tokens / seconds / peak_flops(spec)  # of a step that an estimate does not time
+    ranked = flops_per_token(spec) * spec.global_batch_tokens / seconds / peak_flops(spec)  # the step is longer than the estimated one
     return LayoutRow(
         exact=one,
         spec=with_cuts(spec, one),

@@ -30,7 +30,7 @@ FIXABLE = {
     **{"recompute.default": "recompute", "host.recompute_num_layers": "full_layers", "precision.grads": "grads"},
     **{f"recompute.blocks.{letter}": f"recompute.{letter}" for letter in FAMILIES},
 }
-"""Keys that `--fix` takes, and their names here."""
+"""Keys that `--fix` accepts, and their names in a layout."""
 HOST_KEYS = ("kernels", "distributed_optimizer", "recompute_num_layers", "recompute_modules")
 """Keys of `host` that a search decides, if the host reads them."""
 FEW_SHARDS = 256
@@ -307,7 +307,7 @@ class Space:
             yield tuple((letter, "none") for letter in letters), int(full), ()
 
     def _modules(self) -> list[tuple[str, ...]]:
-        """Sets of modules of selective recompute: none, each by itself, all that the model has."""
+        """Sets of modules of selective recompute: none, each single module, and all that the model has."""
         if not self.by_modules:
             return [()]
         host, latent = self.base.host, isinstance(self.base.model.attention, LatentAttention)

@@ -72,7 +72,7 @@ class MemoryPolicy(NamedTuple):
 
     @property
     def rerun(self) -> dict[str, str]:
-        """The policies of the letters that run anything again."""
+        """The policies of the letters that recompute any operation."""
         return {letter: name for letter, name in self.recompute if name != "none"}
 
     @property

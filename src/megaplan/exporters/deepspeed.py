@@ -68,7 +68,7 @@ def _stage(source: Source) -> tuple[dict[str, Any], list[Loss]]:
         detail = f"mesh.dp_replicate = {mesh.dp_replicate}, mesh.dp_shard = {mesh.dp_shard}: ZeRO shards over all data ranks"
         losses.append(Loss("mesh.dp_replicate", detail, f"mesh: {{dp_replicate: 1, dp_shard: {source.spec.mesh.data_ranks}}}"))
     if mesh.pp > 1 and reshard and not spec.sharding.copies:
-        detail = "sharding.reshard_after_forward = true: DeepSpeed's pipeline takes ZeRO 1 and no more"
+        detail = "sharding.reshard_after_forward = true: DeepSpeed's pipeline supports at most ZeRO 1"
         losses.append(Loss("sharding.reshard_after_forward", detail, "reshard_after_forward: false"))
     level = 1 if mesh.pp > 1 else 3 if reshard else 2
     if source.spec.mesh.data_ranks == 1 or spec.sharding.copies:
@@ -94,7 +94,9 @@ def _losses(source: Source) -> list[Loss]:
         said = ", ".join(f"{letter}: {value}" for letter, value in policies.items())
         found.append(
             Loss(
-                "recompute", f"recompute is {said}: DeepSpeed recomputes every layer or none, and none is written", "default: none or full"
+                "recompute",
+                f"recompute is {said}: DeepSpeed recomputes every layer or none; the config is written with none",
+                "default: none or full",
             )
         )
     if mesh.tp > 1 and mesh.pp > 1:

@@ -23,7 +23,9 @@ def export_fsdp2(source: Source) -> Exported:
         losses.append(Loss("precision.moments", detail, f"moments: {precision.master}"))
     pipelined = spec.mesh.pp > 1
     if pipelined and precision.reduce is not precision.grads:
-        detail = f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: FSDP2 accumulates in the reduction's dtype"
+        detail = (
+            f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: FSDP2 accumulates in the dtype of the reduction"
+        )
         losses.append(Loss("precision.reduce", detail, f"reduce: {precision.grads}"))
     if spec.sharding.copies:
         losses.append(

@@ -145,7 +145,7 @@ def _dense_width(model: Model) -> Config:
 
 
 def _chosen(spec: Spec, count: str, width: str) -> Config:
-    """Experts, and those that a token takes."""
+    """Number of experts, and of experts per token."""
     moe = _moe(spec)
     return {count: moe.num_experts, "num_experts_per_tok": moe.top_k, width: moe.ffn_hidden_size}
 

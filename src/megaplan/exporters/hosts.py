@@ -1,4 +1,4 @@
-"""Exporters by framework: of the hosts, and of other frameworks."""
+"""Exporters by framework: hosts, and other frameworks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ EXCHANGE = "mesh.context_exchange"
 
 
 def _with_exchange(export: Callable[[Source], Exported]) -> Callable[[Source], Exported]:
-    """The exporter, which reports the exchange of latents: no framework here has it."""
+    """The exporter, extended by a report of the exchange of latents, which none of these frameworks has."""
 
     def exported(source: Source) -> Exported:
         found, exchange = export(source), source.spec.mesh.context_exchange

@@ -189,7 +189,7 @@ def _delta(model: Model, mixers: str) -> dict[str, Any]:
 
 
 def _of_model(source: Source, document: Mapping[str, Any]) -> Iterator[Loss]:
-    """Keys of the model that have other values after the file is imported."""
+    """Keys of the model whose values differ after the written file is imported again."""
     spec = source.spec
     given = {key: document.get(key, default) for key, default in DEFAULTS.items()}
     try:

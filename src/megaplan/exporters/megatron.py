@@ -224,7 +224,7 @@ def _indexer(attention: LatentAttention, letters: str) -> Values:
 
 
 def _scaling(attention: GroupedQueryAttention) -> Values:
-    """Rotary scaling of a kind that Megatron has; a limit reports other kinds."""
+    """Rotary scaling, if Megatron supports its kind; a limit reports other kinds."""
     scaling = attention.rope_scaling
     if isinstance(scaling, Llama3Scaling):
         return {"use_rope_scaling": True, "rope_scaling_factor": scaling.factor}

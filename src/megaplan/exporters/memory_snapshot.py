@@ -18,7 +18,7 @@ LASTING = (
     *(Column.REPLICATED_PARAMS, Column.TENSOR_PARALLEL_PARAMS, Column.EXPERT_PARALLEL_PARAMS, Column.GRADIENTS),
     *(Column.MATRIX_OPTIMIZER, Column.OTHER_OPTIMIZER, Column.WORKSPACE, Column.OVERHEAD),
 )
-"""Columns that hold nothing for a microbatch in flight."""
+"""Columns without tensors of microbatches in flight."""
 
 
 def memory_snapshot(source: Source) -> bytes:

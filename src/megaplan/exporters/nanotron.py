@@ -99,7 +99,10 @@ def _losses(source: Source, attention: GroupedQueryAttention) -> list[Loss]:
             )
         )
     if attention.head_dim * attention.num_heads != model.hidden_size:
-        detail = f"head_dim · num_heads = {attention.head_dim * attention.num_heads}, hidden_size = {model.hidden_size}: nanotron has one"
+        detail = (
+            f"head_dim · num_heads = {attention.head_dim * attention.num_heads}, hidden_size = {model.hidden_size}: in nanotron "
+            "both are equal"
+        )
         found.append(Loss("model.attention.head_dim", detail))
     if spec.optimizer.matrix == "muon":
         found.append(Loss("optimizer.matrix", "optimizer.matrix = muon: nanotron's AdamW steps every parameter", "matrix: adamw"))
@@ -118,7 +121,7 @@ def _losses(source: Source, attention: GroupedQueryAttention) -> list[Loss]:
 def _mesh_losses(source: Source) -> Iterator[Loss]:
     mesh, schedule, shards = source.spec.mesh, source.spec.schedule, not source.spec.sharding.copies
     if mesh.pp > 1:
-        detail = f"mesh.pp = {mesh.pp}: nanotron cuts by its own costs of blocks, and takes no cuts"
+        detail = f"mesh.pp = {mesh.pp}: nanotron cuts by its own block costs, and has no option for cuts"
         yield Loss("split", detail, "mesh: {pp: 1}")
     if mesh.vpp > 1:
         yield Loss("mesh.vpp", f"mesh.vpp = {mesh.vpp}: nanotron runs one stage per rank", "vpp: 1")

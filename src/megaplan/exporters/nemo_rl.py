@@ -157,12 +157,12 @@ def _nemo_losses(job: Job) -> Iterator[Loss]:
         yield Loss("post_training.policy.log_probs", detail, "updates: 1")
     (_, per_node), (_, rollout_per_node) = job.pools
     if plan.placement == "split" and per_node != rollout_per_node and _cluster(job)[0]["num_nodes"] > 1:
-        detail = f"{per_node} GPUs of a node train and {rollout_per_node} generate: NeMo-RL's nodes have equally many"
+        detail = f"{per_node} GPUs of a node train and {rollout_per_node} generate: NeMo-RL uses the same number on every node"
         yield Loss("post_training.rollout.gpus", detail)
     if job.on_megatron and spec.mesh.vpp > 1:
         yield Loss("mesh.vpp", f"mesh.vpp = {spec.mesh.vpp}: NeMo-RL runs one stage on a rank", "vpp: 1")
     if job.is_megatrons and recompute_of(job).get("recompute_granularity") == "selective":
-        yield Loss("recompute", "modules of selective recompute: NeMo-RL recomputes every layer or none, and none is written")
+        yield Loss("recompute", "modules of selective recompute: NeMo-RL recomputes every layer or none; the config is written with none")
     moved = {"parameters", "gradients", "optimizer"}
     if plan.placement == "colocated" and not moved <= set(plan.offload):
         missing = ", ".join(sorted(moved - set(plan.offload)))

@@ -123,7 +123,9 @@ def losses_of(job: Job) -> Iterator[Loss]:
             yield Loss(f"host.{name}", f"host.{name} = {share:g}: the loop takes the checkpoint's, which is usually 0", f"{name}: 0.0")
     policies = {spec.recompute.of(letter) for letter in job.letters}
     if not job.is_megatrons and policies not in ({"none"}, {"full"}):
-        yield Loss("recompute", "recompute: the loop recomputes every layer or none, and none is written", "default: none or full")
+        yield Loss(
+            "recompute", "recompute: the loop recomputes every layer or none; the script is written with none", "default: none or full"
+        )
     if plan.rollout.kv_dtype is not spec.precision.params:
         yield Loss("post_training.rollout.kv_dtype", f"rollout.kv_dtype = {plan.rollout.kv_dtype}: yours to set in the engine's arguments")
 

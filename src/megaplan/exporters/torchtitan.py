@@ -128,7 +128,9 @@ def _losses(source: Source) -> list[Loss]:
         said = ", ".join(f"{letter}: {source.spec.recompute.of(letter)}" for letter in sorted(set(source.letters)))
         found.append(
             Loss(
-                "recompute", f"recompute is {said}: torchtitan has one policy for all blocks, and none is written", "default: none or full"
+                "recompute",
+                f"recompute is {said}: torchtitan has one policy for all blocks; the job is written without recompute",
+                "default: none or full",
             )
         )
     if spec.sharding.copies and spec.mesh.dp_shard > 1:

@@ -94,7 +94,7 @@ def _word(value: Any) -> str:
 
 
 def _verl_tokens(job: Job) -> dict[str, Any]:
-    """Tokens of a forward on one rank, or rows where sequences are not packed."""
+    """Tokens of a forward on one rank, or rows if sequences are not packed."""
     names = (f"{ROLLOUT}.log_prob", f"{REFERENCE}.log_prob")
     if not job.plan.policy.packing:
         rows = max(1, job.log_prob_tokens // job.spec.batch.seq_length)

@@ -244,7 +244,7 @@ def _on_scaled_stream(add: Op) -> tuple[Op, ...]:
 
 
 def _gated_norm(normed: Op) -> tuple[Op, ...]:
-    """A norm whose result is multiplied by the sigmoid of two narrow products of it."""
+    """A norm whose result is multiplied by a gate: the sigmoid of two narrow products of the result itself."""
     keeps = "norm_ungated", "norm_gate_sigmoid"
     return (
         normed._replace(makes=tuple("norm_ungated" if name == NORMED else name for name in normed.makes)),

@@ -109,7 +109,7 @@ class CheckpointSizes(NamedTuple):
 
     @property
     def memory_copies_bytes(self) -> int:
-        """The most host memory that copies of each step take on a node."""
+        """Largest host memory that the in-memory copies of each step take on a node."""
         return STATES_IN_MEMORY * max(self.node_host_bytes)
 
 
@@ -192,7 +192,7 @@ def _storage_time(spec: Spec, sizes: CheckpointSizes, name: str, written: tuple[
     read_whole = sum(states) if spec.host.kind.trained else sizes.whole_bytes
     read_node = max(states) if spec.host.kind.trained else max(written)
     write, read = _seconds(max(written), sizes.whole_bytes, node, total), _seconds(read_node, read_whole, node, total)
-    if spec.host.kind.trained:  # every file is summed when it is written, and all are read and summed before they are used
+    if spec.host.kind.trained:  # checksums: every file is summed when it is written, and all are read and summed before they are loaded
         summing = sizes.largest_rank_bytes / known["sum_bytes_per_second"].value
         read += write + summing
         write += summing

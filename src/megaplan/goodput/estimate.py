@@ -1,4 +1,4 @@
-"""A spec's whole run: days, cost, energy, checkpoints, goodput, and what would raise it."""
+"""A spec's whole run: days, cost, energy, checkpoints, goodput, and the changes that would raise it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -285,5 +285,5 @@ def scaled(spread: Spread | None, factor: float) -> Spread | None:
 
 
 def _enough_spares(faults: Faults) -> int:
-    """The fewest spare nodes of which one is there for a broken node in nearly all cases."""
+    """The smallest number of spare nodes with which a spare is available for a broken node in nearly all cases."""
     return next((count for count in range(1, MOST_SPARES) if faults.has_spare(count) >= ENOUGH_SPARES), MOST_SPARES)

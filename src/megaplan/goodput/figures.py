@@ -11,7 +11,9 @@ from megaplan.columns import Basis
 
 DATA = Path(__file__).with_name("figures.json")
 REQUEUE_SECONDS = ((2048, 454.0), (4096, 545.0), (8192, 635.0), (16384, 768.0))
-"""Devices, and seconds from the request to the resumed job where the whole job is queued again (arXiv:2509.16293, table 7)."""
+"""Pairs of a number of devices and the seconds from the request to the resumed job, if the whole job is queued again (arXiv:2509.16293,
+table 7).
+"""
 RESTART_SECONDS = ((2048, 46.0), (4096, 51.0), (8192, 54.0), (16384, 65.0))
 """The same if every node keeps its environment."""
 TABLE = "arXiv:2509.16293, table 7, 2,048 to 16,384 GPUs, linear in the logarithm of the number; the ends hold beyond"

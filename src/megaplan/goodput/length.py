@@ -93,7 +93,7 @@ def steps_of_run(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTi
 
 
 def _ramp(spec: Spec, inventory: Inventory, spans: Spans, time: PlannedTime | str, seconds: float) -> tuple[float, float]:
-    """Steps and seconds that a batch adds which grows with the tokens.
+    """Additional steps and seconds of a batch that grows with the tokens.
 
     A step of b tokens takes f + (seconds - f) b / batch; ds = dx / b, where b grows linearly in x from the first batch to the full one. A
     run that ends before its batch has grown ends with a smaller one.

@@ -13,7 +13,7 @@ from math import exp, expm1, sqrt
 from typing import NamedTuple
 
 LARGEST_EXPONENT = 20.0
-"""Above this exponent nothing is ever saved: fewer than one in 10^8 intervals between interruptions completes."""
+"""Above this exponent the job never completes a save: fewer than one in 10^8 intervals between interruptions completes one."""
 BISECTIONS = 80
 
 

@@ -29,7 +29,7 @@ class Later:
 
 
 def share_above(percent: int, most_percent: int) -> float:
-    """Share by which a peak with `percent` above allocated memory must grow to be `most_percent` above it."""
+    """Share by which a peak that includes `percent` above allocated memory must grow to include `most_percent`."""
     return max(0.0, (100 + most_percent) / (100 + percent) - 1)
 
 
@@ -44,7 +44,8 @@ class HostKind(NamedTuple):
         describe: Function from the section `host` to the words of a report's header.
         budget: `(spec, inventory, layout) -> Budget`.
         kept: `(spec, inventory, layout) -> tuple[KeptBytes, ...]`, for each slot in model order.
-        layer_kept: `(spec, name, block) -> bytes` that a layer keeps of a microbatch, its input included; None if they never leave it.
+        layer_kept: `(spec, name, block) -> bytes` that a layer keeps of a microbatch, its input included; None if they never leave the
+            device.
         explain: `(spec, inventory, layout, pp_rank) -> Explained`: blocks of a pipeline rank, and the tensors that they keep.
         sums: `(spec, inventory, layout, usable_bytes, measured)` -> for each pipeline rank, sums that every fitting split keeps.
         tensors: `(spec, inventory, layout)` -> for each pipeline rank, a counter of the bytes of its stored parameters.
@@ -60,7 +61,7 @@ class HostKind(NamedTuple):
         trained: True if megarun trains it: formulas of columns and padding apply, its step is a replayed schedule, adapters are priced.
         carries_values: Stages pass on values that later layers read (`Family.payload`); without, no cut separates these layers.
         saves_working_copy: A checkpoint holds the parameters in precision.params in addition to the masters.
-        own_layers: The layers are not the families' operations: positions, norms and prediction modules are its own.
+        own_layers: The host's layers do not use the families' operations: it has its own positions, norms and prediction modules.
         vocab_with_tp: Embedding and head are sharded over the vocabulary if mesh.tp is above 1.
         reshards: Searches and advice vary sharding.reshard_after_forward.
         expandable: The launch sets expandable segments of torch's allocator unless the spec says otherwise.
@@ -69,8 +70,8 @@ class HostKind(NamedTuple):
         empty_slots: A slot may have only the embedding or the head, or nothing.
         few_microbatches: 1F1B runs fewer microbatches than pipeline ranks.
         xla: XLA compiles its program, for GPUs and TPUs; other hosts run torch on GPUs.
-        more_reserved: Function from the section `host` to the share of a peak by which measured runs have reserved more, at most.
-        block_layers: Layers of one of its blocks, which no cut separates; with several, all blocks have one recompute policy.
+        more_reserved: Function from the section `host` to the largest share of a peak by which measured runs have reserved more.
+        block_layers: Number of layers of one of its blocks, which no cut separates; if above 1, all blocks have one recompute policy.
     """
 
     name: str

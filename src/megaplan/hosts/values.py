@@ -1,4 +1,4 @@
-"""The values of a host: its saved-activation ledger, the blocks of a rank that an explanation lists, and its limits."""
+"""Data types of a host: its saved-activation ledger, the blocks of a rank that an explanation lists, and its limits."""
 
 from collections.abc import Callable, Hashable, Iterator
 from math import prod
@@ -104,7 +104,7 @@ def refused(checked: Checked, limits: Callable[[Spec, str], Iterator[Limit]]) ->
 
 
 class HostBytes(NamedTuple):
-    """Bytes of a rank in the host's memory: page-locked ones, and others."""
+    """Bytes of a rank in host memory: page-locked, and pageable."""
 
     pinned: int
     pageable: int

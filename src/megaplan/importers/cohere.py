@@ -26,7 +26,7 @@ def cohere_compass(reader: ConfigReader) -> dict[str, Any]:
     """cohere_compass_text: windows where `layer_types` has them, rotation by kind of layer."""
     kinds = layer_kinds(reader, (FULL,) * reader.layers(2))
     attention = {**biases(reader), **rope_by_kind(reader, kinds)}
-    reader.skip("pooling")  # of a class with another head
+    reader.skip("pooling")  # a field of a class with another head
     return decoders.decoder(reader, attention, model=_of_cohere(reader), eps="layer_norm_eps", windowed=kinds, parallel=True)
 
 

@@ -179,7 +179,7 @@ def gemma3(reader: ConfigReader) -> dict[str, Any]:
     period = reader.value("sliding_window_pattern")
     reader.skip("sliding_window_pattern", "_sliding_window_pattern")
     period = period if isinstance(period, int) and not isinstance(period, bool) and period > 0 else 6
-    _, logits = _caps(reader)  # the class has a cap of the scores that its attention ignores
+    _, logits = _caps(reader)  # the class has a cap for attention scores, but its attention ignores it
     attention = {**biases(reader), "qk_norm": True, "window_rope_theta": window_base(reader)}
     return decoder(
         reader,

@@ -15,6 +15,8 @@ def doge(reader: ConfigReader) -> dict[str, Any]:
         )
     reader.skip("num_experts", "num_experts_per_tok", "norm_topk_prob")
     window = reader.whole("keep_window_size")
-    reader.warn("keep_window_size", window, "a token attends to that many keys with the largest scores in the original, and to all here")
+    reader.warn(
+        "keep_window_size", window, "in the original a token attends to that many keys, those with the largest scores; here to all keys"
+    )
     attention = biases(reader) | {"qk_norm": True, "key_bias": True}
     return decoder(reader, attention, mlp_bias=reader.flag("mlp_bias"), windowed=SLIDING, model={"stream_scale": True}, head_dim=None)

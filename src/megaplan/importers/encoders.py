@@ -97,7 +97,7 @@ def _stack(reader: ConfigReader, patches: int, *, width: str = "hidden_size", **
     """The fields of a stack: LayerNorms, biases and gelu unless others are given."""
     size, prefix = reader.whole(width), "num_attention_heads" in reader.facts.fields
     heads = reader.whole("num_attention_heads" if prefix else "num_heads")
-    heads = 1 if size % heads else heads  # which transformers refuses; the number of parameters is the same
+    heads = 1 if size % heads else heads  # transformers refuses such a config; the number of parameters is the same
     found = {
         "num_layers": reader.whole("num_hidden_layers" if prefix else "depth"),
         "hidden_size": size,

@@ -99,7 +99,7 @@ def glm4_moe(reader: ConfigReader) -> dict[str, Any]:
 def solar_open(reader: ConfigReader) -> dict[str, Any]:
     """solar_open: glm4_moe with experts in every layer, and all of a head rotated."""
     moe = _deepseek_experts(reader)
-    reader.skip("intermediate_size", "first_k_dense_replace", "use_qk_norm")  # of the published config, without a tensor
+    reader.skip("intermediate_size", "first_k_dense_replace", "use_qk_norm")  # fields of the published config that belong to no tensor
     return decoder(reader, biases(reader, output=False), moe)
 
 
@@ -164,7 +164,7 @@ def afmoe(reader: ConfigReader) -> dict[str, Any]:
     attention = {**biases(reader), "qk_norm": True, "gate": True, **({"nope_layers": straight} if straight else {})}
     moe = experts(reader, count="num_experts", width="moe_intermediate_size", normalize=True)
     moe |= {"shared_ffn_hidden_size": reader.whole("num_shared_experts", least=0) * moe["ffn_hidden_size"]}
-    moe |= {"score": "sigmoid", "score_correction": True}  # a parameter that takes no gradient
+    moe |= {"score": "sigmoid", "score_correction": True}  # a parameter without a gradient
     scale = reader.factor("route_scale")
     moe |= {"routed_scale": scale} if scale not in (None, 1) else {}
     reader.skip(
@@ -302,7 +302,7 @@ def hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
 
 def sigmoid_choice(reader: ConfigReader, *, grouped: bool = True) -> dict[str, Any]:
     """Experts are chosen by sigmoid scores with a bias, a buffer outside the gradient (arXiv:2408.15664), in groups if `grouped`."""
-    reader.skip("topk_method", "scoring_func", "moe_router_activation_func", "use_grouped_topk")  # each class has one of them
+    reader.skip("topk_method", "scoring_func", "moe_router_activation_func", "use_grouped_topk")  # each class has one of these fields
     return {"score": "sigmoid", "expert_bias": True, **(grouped_choice(reader) if grouped else {})}
 
 

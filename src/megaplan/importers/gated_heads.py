@@ -24,7 +24,11 @@ def beam(reader: ConfigReader) -> dict[str, Any]:
     model = {"norm_placement": "both"} | ({"logits_cap": cap} if cap is not None else {})
     moe = qwen_experts(reader) | sigmoid_choice(reader)
     dense = listed_dense(reader, {0, 1, 2})
-    reader.warn("num_hidden_layers", layers, "parts of a sum have factors of the layer's depth in the original, and scores of positions")
+    reader.warn(
+        "num_hidden_layers",
+        layers,
+        "in the original, parts of a sum have factors that depend on the layer's depth, and on scores of positions",
+    )
     return decoder(reader, attention, moe, model=model, windowed=kinds, dense=dense)
 
 
@@ -47,12 +51,12 @@ def bailing_hybrid(reader: ConfigReader) -> dict[str, Any]:
         "conv_kernel": reader.whole("short_conv_kernel_size"),
     }
     if reader.flag("kda_safe_gate"):
-        reader.warn("kda_safe_gate", True, f"decays have the bound {reader.value('kda_lower_bound')} in the original, and none here")
+        reader.warn("kda_safe_gate", True, f"decays are bounded by {reader.value('kda_lower_bound')} in the original, and unbounded here")
     reader.skip("kda_lower_bound")
     attention = latent_attention(reader) | {"gate": True, "gate_width": "head"}
     moe = experts(reader, count="num_local_experts", width="moe_intermediate_size") | sigmoid_choice(reader)
     moe["shared_ffn_hidden_size"] = reader.whole("n_shared_experts", least=0) * moe["ffn_hidden_size"]
-    width = reader.value("moe_shared_expert_intermediate_size")  # of published configs, which the class does not read
+    width = reader.value("moe_shared_expert_intermediate_size")  # a field of published configs that the class does not read
     reader.skip("moe_shared_expert_intermediate_size")
     if width not in (None, moe["ffn_hidden_size"]):
         detail = f"moe_shared_expert_intermediate_size = {width}, moe_intermediate_size = {moe['ffn_hidden_size']}"

@@ -16,7 +16,7 @@ def gemma4_unified(reader: ConfigReader, model: dict[str, Any] | None = None, *,
     """gemma4_unified_text: norms before and after each block and over each head, of values without a weight; scores have no factor."""
     layers = reader.layers(2)
     kinds = [FULL if (layer + 1) % 6 == 0 else "sliding_attention" for layer in range(layers)]
-    kinds = [*layer_kinds(reader, kinds)[: layers - 1], FULL]  # the class's last layer has no window, whatever the config says
+    kinds = [*layer_kinds(reader, kinds)[: layers - 1], FULL]  # the last layer of the class has no window, even if the config has one
     shared, wide_layers = shared_keys(reader, kinds)
     width, cap = reader.whole("head_dim"), reader.factor("final_logit_softcapping")
     own, wide = _global_heads(reader, kinds, width)

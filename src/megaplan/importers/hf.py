@@ -113,7 +113,7 @@ def _note_reading(reader: ConfigReader, whole: Mapping[str, Any], config: Mappin
         reader.warn("model_type", config["model_type"], f"read as {reader.family}, whose fields, blocks and names of tensors it has")
     if not stated:
         of = "the fields" if config["model_type"] == MAMBA_SSM else "the class in architectures"
-        reader.warn("model_type", config["model_type"], f"absent, and read off {of}; transformers requires one")
+        reader.warn("model_type", config["model_type"], f"absent, and inferred from {of}; transformers requires one")
     if config["model_type"] in MASKED:
         reader.skip("mask_token_id")
         key = "mask_token_id" if reader.has("mask_token_id") else "architectures"
@@ -181,11 +181,11 @@ def _family_of(config: Mapping[str, Any]) -> str:
     `architectures` names the class.
     """
     family, name = _family(config["model_type"]), _named_class(config)
-    if family == "deepseek_v2" and config.get("use_mla") is False:  # its repository's class builds the first version's model
+    if family == "deepseek_v2" and config.get("use_mla") is False:  # the class in this repository builds the first version's model
         return "deepseek"
     if name and family in OF_REPOSITORIES and name != class_facts(family).model_class:
         return next((one for one in OF_REPOSITORIES if class_facts(one).model_class == name), family)
-    if family in {*IMPORTS, *REFUSED} or "auto_map" in config:  # a class of the repository may have the name of another
+    if family in {*IMPORTS, *REFUSED} or "auto_map" in config:  # a class of the repository may have the same name as another
         return family
     if not name or config["model_type"] in MULTIMODAL:
         return family

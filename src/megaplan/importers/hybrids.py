@@ -113,7 +113,7 @@ def nemotron_h(reader: ConfigReader) -> dict[str, Any]:
         "chunk_size": reader.whole(_older(reader, "chunk_size", "mamba_chunk_size")),
         "time_step_min": reader.number(_older(reader, "time_step_min", "mamba_dt_min")),
     }
-    reader.skip("time_step_limit", "mamba_dt_limit", "mamba_expand")  # no code of the family reads them
+    reader.skip("time_step_limit", "mamba_dt_limit", "mamba_expand")  # no code of the family reads these fields
     bias = reader.flag("mlp_bias")
     dense = mlp(reader, act="mlp_hidden_act", gated=False, bias=bias)
     moe = _nemotron_moe(reader, bias=bias, used="E" in letters)
@@ -152,7 +152,7 @@ def bamba(reader: ConfigReader) -> dict[str, Any]:
     model, layers = common(reader), reader.layers(2)
     attends = reader.items("attn_layer_indices")
     derived = tuple(FULL if layer in attends else LINEAR for layer in range(layers))
-    reader.skip("layers_block_type", "layer_types", "partial_rotary_factor", "z_loss_coefficient")  # the class derives and fixes them
+    reader.skip("layers_block_type", "layer_types", "partial_rotary_factor", "z_loss_coefficient")  # the class fixes or derives these
     letters = "".join(mixer + "D" for mixer in _mixers(reader, derived))
     attention = heads(reader, model["hidden_size"]) | biases(reader)
     attention |= rope(reader, attention["head_dim"], partial=0.5)
@@ -288,7 +288,7 @@ def _nemotron_letters(reader: ConfigReader) -> str:
         key, names, letters = "layers_block_type", reader.items("layers_block_type"), _NEMOTRON_NAMES
     else:
         key, names, letters = "hybrid_override_pattern", tuple(reader.text("hybrid_override_pattern")), _NEMOTRON
-        reader.skip("layers_block_type")  # the same list, which newer releases write in addition to the text
+        reader.skip("layers_block_type")  # the same list, which newer releases write in addition to the string
     found = lettered(reader, key, names, letters)
     if reader.has(key) and not found:
         reader.wrong(key, list(names), "at least one layer")
@@ -303,7 +303,7 @@ def _nemotron_moe(reader: ConfigReader, *, bias: bool, used: bool) -> dict[str, 
         return {}
     if bias:
         reader.cannot("mlp_bias", True, "the shared expert and the latent's projections have biases, the routed experts none", False)
-    reader.skip("n_shared_experts")  # there is one shared expert, of width moe_shared_expert_intermediate_size, whatever this field says
+    reader.skip("n_shared_experts")  # ignored: there is one shared expert, of width moe_shared_expert_intermediate_size
     moe = experts(reader, count="n_routed_experts", width="moe_intermediate_size", act="mlp_hidden_act", gated=False)
     moe |= {"shared_ffn_hidden_size": reader.whole("moe_shared_expert_intermediate_size", least=0)}
     moe |= sigmoid_choice(reader)

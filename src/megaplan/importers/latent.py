@@ -34,7 +34,7 @@ def deepseek_v3(reader: ConfigReader) -> dict[str, Any]:
 def glm4_moe_lite(reader: ConfigReader) -> dict[str, Any]:
     """glm4_moe_lite: one dense layer unless `mlp_layer_types` says otherwise."""
     listed = reader.value("mlp_layer_types") is not None
-    reader.skip("first_k_dense_replace")  # of the published config; the class has one dense layer, whatever it says
+    reader.skip("first_k_dense_replace")  # a field of the published config; the class always has one dense layer
     return _decoder(reader, sigmoid_choice(reader), dense=None if listed else {0})
 
 
@@ -67,7 +67,7 @@ def longcat_flash(reader: ConfigReader) -> dict[str, Any]:
     moe |= {"routed_scale": reader.number("routed_scaling_factor")}
     if reader.value("router_bias"):
         moe["router_bias"] = reader.flag("router_bias")
-    reader.warn("zero_expert_num", moe["null_experts"], "these experts return their input in the original, and nothing here")
+    reader.warn("zero_expert_num", moe["null_experts"], "in the original these experts return their input, and here zeros")
     reader.warn("num_layers", layers, "the experts' output is added before the second attention, not after it; latents have no factor")
     sections = {"A": ("attention", attention), "E": ("moe", moe), "D": ("mlp", mlp(reader, "ffn_hidden_size"))}
     return model_of(reader, "AEDAD" * layers, model, sections)

@@ -31,7 +31,7 @@ def mimo_v2_flash(reader: ConfigReader) -> dict[str, Any]:
     model = experts.decoder(reader, section, moe, windowed=kinds, dense=listed_dense(reader, {0}), rotates=False, eps=eps)
     before = reader.value("sliding_window_size")
     if isinstance(before, int) and "window_size" in model["attention"]:
-        model["attention"]["window_size"] = before + 1  # the query itself is one more
+        model["attention"]["window_size"] = before + 1  # the query itself is one more head
     return model
 
 

@@ -18,7 +18,7 @@ _GATED_EPS = 1e-6
 def minimax(reader: ConfigReader) -> dict[str, Any]:
     """minimax: every layer has experts; linear attention has a decaying state per head."""
     keys, layers = common(reader), reader.layers(2)
-    marks, width = reader.value("attn_type_list"), reader.value("rotary_dim")  # of the class published with the weights
+    marks, width = reader.value("attn_type_list"), reader.value("rotary_dim")  # fields of the class that is published with the weights
     reader.skip("attn_type_list", "rotary_dim", "postnorm", "shared_moe_mode")
     marks = marks if isinstance(marks, list) and len(marks) == layers else [not layer % 2 for layer in range(layers)]
     kinds = layer_kinds(reader, [FULL if mark else LINEAR for mark in marks])

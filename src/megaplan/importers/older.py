@@ -33,7 +33,7 @@ _OF_SCORES = (
 
 def gpt2(reader: ConfigReader) -> dict[str, Any]:
     """gpt2: LayerNorm, learned positions, biases everywhere, an MLP of two matrices, four times as wide where `n_inner` is null."""
-    joint = reader.value("attention_head_type") == "multiquery"  # of the class of SantaCoder, which became gpt_bigcode
+    joint = reader.value("attention_head_type") == "multiquery"  # a field of SantaCoder's class, which became gpt_bigcode
     reader.skip("attention_head_type")
     return _learned(reader, 1 if joint else reader.whole("n_head"))
 
@@ -86,7 +86,7 @@ _SPARSE = "block_size", "num_local_blocks", "num_global_blocks", "num_different_
 def gptj(reader: ConfigReader) -> dict[str, Any]:
     """gptj, codegen: attention without biases and an MLP with them read one LayerNorm; the head has a bias; part of a head rotates."""
     rotated = reader.whole_or_null("rotary_dim")
-    reader.skip("n_positions", *_ROTARY)  # angles of fixed base, as many as there are tokens
+    reader.skip("n_positions", *_ROTARY)  # angles with a fixed base, one per token position
     attention = {"rope_theta": 10_000.0, **({} if rotated is None else {"rotary_dim": rotated})}
     return _stack(reader, attention, {"head_bias": True}, ("n_embd", "n_layer", "n_head", "n_inner"), parallel=True)
 

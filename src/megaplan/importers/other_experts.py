@@ -22,7 +22,7 @@ def dbrx(reader: ConfigReader) -> dict[str, Any]:
         "head_dim": width,
     }
     reader.published("num_key_value_heads", attention["num_kv_heads"], "the class builds attn_config.kv_n_heads")
-    base = inside.get("rope_theta")  # of published configs; the class has the base of every class
+    base = inside.get("rope_theta")  # a field of published configs; the class has the same base as every other class
     attention |= {"rope_theta": float(base)} if isinstance(base, int | float) and base > 0 else rope(reader, width)
     if inside.get("clip_qkv") is not None:
         reader.warn("attn_config", {"clip_qkv": inside["clip_qkv"]}, "queries, keys and values are clamped; shapes are the same")

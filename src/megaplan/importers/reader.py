@@ -216,7 +216,7 @@ class ConfigReader:
         """
         for key, value in self._config.items():
             known = self.facts.renamed.get(key, key)
-            if known in ("vocab_size", "text_hidden_size") or self._repeats(known, value):  # which no encoder of patches reads
+            if known in ("vocab_size", "text_hidden_size") or self._repeats(known, value):  # no encoder of patches reads these fields
                 continue
             if key not in self._read and known not in self.facts.fields and known not in self.facts.common and self._decides(known, value):
                 self._refuse_unknown(key, value)
@@ -318,7 +318,7 @@ class ConfigReader:
             return False
         if any(value == self.value(other) for names in _SAME if key in names for other in names if other != key):
             return False
-        if key == "intermediate_size" and self.has("moe_intermediate_size"):  # a field of relatives with dense layers
+        if key == "intermediate_size" and self.has("moe_intermediate_size"):  # a field of related models with dense layers
             return False
         plain = (key == "head_dim" and isinstance(heads, int) and value * heads == hidden) or (key in _SAME[4] and value == heads)
         return names_a_tensor(key, value) and not plain

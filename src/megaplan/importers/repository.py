@@ -43,7 +43,7 @@ def _ling(reader: ConfigReader, attention: dict[str, Any], moe: dict[str, Any]) 
     attention |= biases(reader, "use_qkv_bias", output=False)
     attention |= {"output_bias": True} if reader.flag("use_bias") else {}
     moe["shared_ffn_hidden_size"] = (reader.whole_or_null("num_shared_experts", least=0) or 0) * moe["ffn_hidden_size"]
-    width = reader.value("moe_shared_expert_intermediate_size")  # of published configs, which the class does not read
+    width = reader.value("moe_shared_expert_intermediate_size")  # a field of published configs that the class does not read
     reader.skip("moe_shared_expert_intermediate_size")
     if width not in (None, moe["ffn_hidden_size"], moe["shared_ffn_hidden_size"]):
         detail = f"moe_shared_expert_intermediate_size = {width}, and shared experts are {moe['shared_ffn_hidden_size']} wide"
@@ -109,7 +109,7 @@ def _rounded(value: float, step: int) -> int:
 def nemotron_nas(reader: ConfigReader) -> dict[str, Any]:
     """nemotron-nas: llama whose layers have other groups of heads and inner widths, and of which some lack attention or the MLP."""
     layers, key = reader.layers(2), "block_configs"
-    if reader.value("num_key_value_heads_per_layer"):  # of the first models with this class
+    if reader.value("num_key_value_heads_per_layer"):  # a field of the first models with this class
         key, width = "num_key_value_heads_per_layer", reader.whole("intermediate_size")
         blocks = [{"attention": {"num_key_value_heads": count}, "ffn": {"intermediate_size": width}} for count in reader.items(key)]
     else:

@@ -97,7 +97,7 @@ def dots3_vision(reader: ConfigReader) -> Found:
     dim = width // (reader.value("num_heads") or reader.whole("num_attention_heads"))
     bias = reader.flag("use_bias" if reader.has("use_bias") else "attention_bias")
     attends = linear(width, 3 * width, bias=bias) + linear(width, width, bias=bias) + 2 * dim
-    expert = 3 * width * reader.whole("moe_intermediate_size") + width  # with its row of the router
+    expert = 3 * width * reader.whole("moe_intermediate_size") + width  # including its row of the router
     dense = gated(width, reader.whole("intermediate_size"), bias=reader.flag("mlp_bias"))
     fed = [count * expert or dense for count in _dots3_experts(reader)]
     first = linear(reader.whole("num_channels") * reader.whole("patch_size") ** 2, width) + width

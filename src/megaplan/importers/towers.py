@@ -289,7 +289,7 @@ def split_text(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any
     nested = config.get(TEXT)
     if isinstance(nested, dict):
         inner, source = dict(nested), inside(source, TEXT)
-        if inner.get("architectures") == config.get("architectures"):  # some tools write the whole model's class there, too
+        if inner.get("architectures") == config.get("architectures"):  # some tools write the class of the whole model there, too
             inner.pop("architectures", None)
     elif config["model_type"] in FLAT or any(key in config for key in ("hidden_size", "num_hidden_layers")):
         inner = _flat(config, facts, class_facts(part.type).fields)
@@ -304,7 +304,7 @@ def split_text(config: dict[str, Any], source: SourceMap) -> tuple[dict[str, Any
     own = inner.get("tie_word_embeddings", class_facts(inner["model_type"]).fields.get("tie_word_embeddings"))
     if facts.forwards_tie and not tied and own is not None:
         tied = own
-    tied = False if tied is None and not facts.forwards_tie else tied  # of a class without a default
+    tied = False if tied is None and not facts.forwards_tie else tied  # the class has no default
     if tied is not None and config["model_type"] not in OWN_HEAD:
         inner.pop("tie_embedding", None)
         inner["tie_word_embeddings"] = tied

@@ -57,8 +57,8 @@ class Init(StrEnum):
     ZEROS = "zeros"
     A_LOG = "a_log"  # log of uniform [1, 16]
     DT_BIAS = "dt_bias"  # inverse softplus of log-uniform [1e-3, 1e-1]
-    RANK_MEAN = "rank_mean"  # 1 over the size of dim 1: the sum over ranks starts as their mean
-    XIELU = "xielu"  # factors 0.8 of positive and of other inputs
+    RANK_MEAN = "rank_mean"  # 1 / size of dim 1: each stream starts as the mean of the ranks
+    XIELU = "xielu"  # factors: 0.8 for positive and for other inputs
     CONV = "conv"  # uniform ± 1/sqrt(size of the last dim): width of a convolution's kernel, or of an adapter's input
 
 
@@ -221,7 +221,10 @@ class Inventory:
 
     @cached_property
     def variants(self) -> dict[Hashable, Any]:
-        """Variants of the blocks, by what they depend on besides the inventory: an evaluation keeps them here for the next one."""
+        """Cached variants of the blocks, by the settings on which they depend besides the inventory.
+
+        One evaluation stores them for the next.
+        """
         return {}
 
     @cached_property
@@ -289,5 +292,5 @@ class MatrixRound(NamedTuple):
 
 
 def matrix_round(count: int, elements: int, degree: int) -> MatrixRound:
-    """The rounds of a tensor with `count` matrices of which `degree` ranks have equal shares."""
+    """The rounds in which `degree` ranks, which share them equally, process the `count` matrices of a tensor."""
     return MatrixRound(count // degree, elements, 1) if count % degree == 0 else MatrixRound(count, elements, degree)

@@ -28,7 +28,7 @@ BIDIRECTIONAL = AttentionVariant(causal=False)
 
 
 class EncoderBlock(NamedTuple):
-    """A kind of block of an encoder's layers: its family, and what the family's functions take."""
+    """A kind of block of an encoder's layers: its family, and the arguments of the family's functions."""
 
     family: Family
     section: Any

@@ -137,7 +137,7 @@ def fit(rows: Sequence[FamilyRow], launch: float) -> Fit:
 
 
 def _shares(kinds: list[str], rows: list[FamilyRow], launch: float) -> dict[str, float]:
-    """Shares with the least weighted squares of logarithms, by coordinate descent."""
+    """Shares that minimise the weighted sum of squared logarithms, by coordinate descent."""
     start = exp(_mean([log(sum(c.floor for c in row.counts.values()) / _busy(row, launch)) for row in rows], rows))
     found = dict.fromkeys(kinds, start)
     total = sum(row.weight for row in rows)
@@ -183,7 +183,8 @@ def constants(
         results: Device, versions, `copy_gb_s` and `runs` with `step_s`; of profiled ones `gpu` with `busy_ms` and `by_kernel`.
         tasks: Trained plan of each run, by its name.
         held_out: Label, seconds of the step and trained plan of each run of other results.
-        changed: Kernels that changed since, as `changed.changes_of` takes them; no run and no interval depends on them.
+        changed: Kernels that changed since then, in the form that `changed.changes_of` accepts; the figures of runs and the interval do not
+            depend on them.
     """
     runs = [run for run in results["runs"] if run.get("gpu")]
     device = next(iter(tasks.values())).spec.device.name
@@ -286,7 +287,8 @@ def _step(document: Mapping[str, Any], task: TrainedPlan) -> float:
 def _host(document: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, TrainedPlan]) -> dict[str, int]:
     """Nanoseconds of a launch and of an operation of the update.
 
-    A step of CUDA graphs waits for its host in the update alone: where graphs were profiled they give the second, eager steps the first.
+    A step with CUDA graphs waits for its host only in the update. So profiled steps with graphs give the second number, if there are any,
+    and eager steps the first.
     """
     gaps: list[tuple[ReplayTimer, Spec, Any, float, float]] = []
     for name, run in runs.items():

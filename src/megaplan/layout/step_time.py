@@ -93,7 +93,7 @@ REPLAYED = "replayed"
 
 
 class TurnTimes(NamedTuple):
-    """Exchanges of experts' rows at which the microbatches of a pair take turns, in a step of a mean pipeline rank.
+    """Exchanges of experts' rows at which the microbatches of a pair take turns, in a step of an average pipeline rank.
 
     Attributes:
         seconds: Seconds of all these exchanges.
@@ -168,7 +168,7 @@ class PlannedTime(NamedTuple):
 
 
 def time_text(time: PlannedTime | str) -> str:
-    """The time in a line, or the statement that there is none."""
+    """The time as one line of text, or the statement that there is none."""
     return "step not timed" if isinstance(time, str) else time.text
 
 

@@ -1,8 +1,9 @@
 """`weighted`, objective bottleneck: cuts whose largest slot, or rank of a V, is the smallest possible, exactly. All costs are integers.
 
-Bisection over a limit (`cut_search`) gives the bottleneck and refutes every smaller value. Optima are many. Among them: fewest cuts moved
-against the baseline, then the smallest second-largest part (with multiplicity: two equal largest parts have it at the bottleneck itself),
-then the lexicographically smallest cuts. All three are searched for exactly, by the same sets of pairs with their use of moves and parts.
+Bisection over a limit (`cut_search`) gives the bottleneck and refutes every smaller value. There are many optima. Among them the search
+takes the one with the fewest cuts moved against the baseline, then with the smallest second-largest part (with multiplicity: if two parts
+are the largest, it equals the bottleneck), then with the lexicographically smallest cuts. All three criteria are exact; they use the same
+sets of pairs, extended by the numbers of moved cuts and of large parts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +32,7 @@ def climb(
         cuts: Cuts that keep the constraints.
         rules: Constraints.
         num_layers: Layers of the model.
-        gains: True if cuts are better than the best so far, which they then replace; None ends the climb.
+        gains: Returns True if cuts are better than the best so far, which they then replace, and None to end the climb.
         ended: True if the climb ends; called before the neighbours of each best cuts.
         pairs: See `neighbours`.
         places: See `neighbours`.
@@ -51,7 +52,9 @@ def climb(
 
 
 def neighbours(cuts: Sequence[int], num_positions: int, *, pairs: bool = True, places: Sequence[int] = (1,)) -> Iterator[tuple[int, ...]]:
-    """First one cut moved, then runs of neighbouring cuts, then two cuts, each by the given number of positions either way.
+    """Neighbours of cuts: with one cut moved, then with a run of adjacent cuts, then with two cuts.
+
+    Each moves by the given numbers of positions in either direction.
 
     Args:
         cuts: Ascending positions from 0 to num_positions − 1.
@@ -79,11 +82,11 @@ def _legal(cuts: list[int], num_positions: int) -> Iterator[tuple[int, ...]]:
 
 
 Used = tuple[int, int]
-"""Use so far: cuts moved against the baseline, and parts above the second-largest limit: 0 or 1."""
+"""Used allowance so far: the number of cuts moved against the baseline, and the number of parts above the second-largest limit (0 or 1)."""
 Table = dict[Used, Pairs]
-"""Pairs before a part, by the use from there inward, both cuts of the pair included."""
+"""Pairs before a part, by the allowance used from there inward, including both cuts of the pair."""
 Stops = dict[Used, int]
-"""Possible stops before a part with a known start, as bits, by the cuts used outside, without the pair's own cuts."""
+"""Possible stops before a part with a known start, as bits, by the number of moved cuts outside the part, without the pair's own cuts."""
 
 
 def balance(
@@ -110,7 +113,7 @@ def balance(
         most: The largest acceptable cost of a slot, or rank; None for any.
 
     Returns:
-        The cuts and the cost of their largest slot, or rank; None if the limits leave no split, or none of use.
+        The cuts and the cost of their largest slot, or rank; None if the limits leave no split, or none that is acceptable.
 
     Raises:
         MegaplanError: MP327 … MP330 if the constraints leave no split, whatever the limits.
@@ -133,7 +136,7 @@ class _TieBreak:
 
     def __init__(self, search: CutSearch, value: int, baseline: Sequence[int] | None) -> None:
         self._search, self._value, self._most_moved = search, value, 0
-        self._levelled: list[Table] = []  # the pairs under the smallest limit found that all parts but one can keep
+        self._levelled: list[Table] = []  # the pairs below the smallest limit found that all parts but one can keep
         self._kept: list[tuple[int, int]] | None = None  # start and stop of the baseline before each part; -1 if it is not allowed
         if baseline is not None:
             self._kept = self._pairs_of([search.position(cut) for cut in baseline])
@@ -164,7 +167,7 @@ class _TieBreak:
         if search.folded:
             return min([moved for moved, _ in self._tables(self._value, any_will_do=True)[0]])
         below, own = [0] * number, [self._moves(part + 1, 0, 0)[0][1] for part in range(number)]
-        for moved in range(number):  # a level of slots needs only the one below
+        for moved in range(number):  # a level of slots only reads the level below
             stops, level = 1 << search.end, []
             for part, kept in enumerate(own):
                 level.append(search.inward(part, NO_FRONT, stops, self._value))
@@ -193,7 +196,7 @@ class _TieBreak:
         return tables
 
     def _slots_in_order(self, second: int) -> tuple[int, ...]:
-        """Cuts in ascending order, of those reachable from outside with the remaining use."""
+        """The cuts in ascending order, chosen among those that are reachable from outside with the remaining allowance."""
         search, tables, cuts = self._search, self._slot_tables(second), []
         at, moved, exceeding = 0, self._most_moved, 0
         for part in reversed(range(1, search.num_parts)):
@@ -207,7 +210,7 @@ class _TieBreak:
         return tuple(cuts)
 
     def _levels_out(self, second: int) -> bool:
-        """True if all parts but one can stay within a limit; later searches of a V then consider only pairs that can."""
+        """True if all parts except one can stay within a limit; later searches of a V then consider only pairs that can."""
         search = self._search
         if not search.folded:
             return bool(self._slot_tables(second)[-1][1][-1] & 1)
@@ -215,7 +218,7 @@ class _TieBreak:
         if not tables[0]:
             return False
         self._levelled = tables
-        within, level, large = [], {0: 1 << search.end}, Pairs()  # large: one part outside exceeds it
+        within, level, large = [], {0: 1 << search.end}, Pairs()  # large: a single part outside exceeds it
         for part, inner in enumerate(tables[1:]):
             within.append(_union((level, large)))
             none, one = (_union(pairs for (_, each), pairs in inner.items() if each <= exceeding) for exceeding in (0, 1))
@@ -228,7 +231,8 @@ class _TieBreak:
     def _tables(self, second: int, *, any_will_do: bool = False) -> list[Table]:
         """Tables before each rank of a V, and at the centre: pairs that the inner ranks can fill if at most one exceeds `second`.
 
-        Each pair has its smallest use. With `any_will_do`, pairs that use more than a complete solution are omitted.
+        Each pair is stored with the smallest allowance that it uses. With `any_will_do`, pairs that use more than a complete solution are
+        omitted.
         """
         search, number = self._search, self._search.num_parts
         tables, found = ([Table() for _ in range(number + 1)] for _ in range(2))
@@ -247,7 +251,7 @@ class _TieBreak:
                 for each in seen[part][exceeding:]:
                     _add(each, fresh)
                 for exceeds, limit in choices[exceeding] if part else ():
-                    # One part outside may be the large one if none is from here on.
+                    # One part outside may be the large one if no part from here on is.
                     outside = (part - 1) * second if exceeds or part == 1 else (part - 2) * second + self._value
                     self._count(found[part - 1], part - 1, search.before_part(part - 1, fresh, limit, outside), (moved, exceeds))
             if any_will_do and tables[0]:
@@ -255,7 +259,7 @@ class _TieBreak:
         return tables
 
     def _choices(self, exceeding: int, second: int) -> Sequence[tuple[int, int]]:
-        """Number of parts that then exceed the second-largest limit, and the limit of the next one."""
+        """For each choice, the number of parts that exceed the second-largest limit, and the limit of the next part."""
         if exceeding or second == self._value:
             return ((exceeding, second),)
         return (0, second), (1, self._value)
@@ -285,7 +289,7 @@ class _TieBreak:
         return ((moved, kept), (moved + 1, ~kept))[: max(0, self._most_moved - moved + 1)]
 
     def _in_order(self, tables: list[Table], second: int) -> tuple[int, ...]:
-        """The smallest cut of a V first: the starts from outside in, the centre, then the stops from inside out."""
+        """The cuts of a V, chosen in ascending order: the starts from outside in, the centre, then the stops from inside out."""
         search = self._search
         start, reached = 0, {(0, 0): 1 << search.end}
         starts, steps = [0], [reached]
@@ -318,7 +322,7 @@ class _TieBreak:
         raise AssertionError("a solution exists")
 
     def _next_stop(self, part: int, starts: tuple[int, int], stops: tuple[Stops, int], used: Used, second: int) -> tuple[int, Used]:
-        """The smallest stop before a part from which it reaches an inner stop, and the use from there inward."""
+        """The smallest stop before a part from which the part reaches an inner stop, and the allowance used from there inward."""
         (reached, inner_stop), (inside, exceeding), found = stops, used, []
         for exceeds, limit in self._choices(exceeding, second):
             got = self._search.outward(part, starts, 1 << inner_stop, limit)

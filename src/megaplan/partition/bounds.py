@@ -30,7 +30,9 @@ from megaplan.schedules.placement import Placement, slots_of_rank
 
 TURNS, FEWEST_TURNS = 96, 8
 MAX_WORK = 400_000
-"""Positions of slots that all iterations examine: deep stacks get fewer iterations and a bound that is smaller but as valid."""
+"""Number of slot positions that all iterations together examine: deep stacks get fewer iterations, and so a smaller but still valid
+bound.
+"""
 PATH_TURNS = 200
 PACKED_PARTS = 1 << 12
 """`packed` may be below the best bound of its kind by this fraction."""
@@ -78,13 +80,13 @@ def mean_bound(sums: Sequence[SlotSum], num_slots: int, num_layers: int, rules: 
 
 
 def _shortest(weights: Sequence[Sequence[int]], edges: Sequence[int], pins: frozenset[int]) -> tuple[int, list[int]]:
-    """The smallest sum over all slots, and the cuts that attain it, with both ends."""
+    """The minimum over all cuts of a sum over slots, and the cuts that attain it, including both ends."""
     reached: list[int | None] = [0, *[None] * (len(edges) - 1)]
     table = []
     for at in weights:
         found: list[int | None] = []
         came_from: list[int] = []
-        least: tuple[int, int] | None = None  # sum of the slots up to a position minus the layers before it; and the position
+        least: tuple[int, int] | None = None  # sum of the slots up to a position minus that of the layers before it; and the position
         for position, edge in enumerate(edges):
             found.append(None if least is None else least[0] + at[edge])
             came_from.append(-1 if least is None else least[1])
@@ -147,7 +149,7 @@ class StepBound:
             if self._where != "loop":
                 sums[path.rank].append((self._weights(path, own), rest))
                 continue
-            everywhere = tuple(map(min, zip(*path.slots, strict=True)))  # work on every slot takes the same time for all cuts
+            everywhere = tuple(map(min, zip(*path.slots, strict=True)))  # the total work of all slots takes the same time for all cuts
             rest += self._scaled(everywhere)[-1]
             weights = {slot: self._scaled(_less(path.slots[slot], everywhere)) for slot in own}
             least = {slot: min(stop - start for start, stop in pairwise(weight)) for slot, weight in weights.items()}
@@ -158,8 +160,9 @@ class StepBound:
     def _weights(self, path: RankPath, own: Sequence[int]) -> tuple[Weight, ...]:
         """A path as weights of its rank's spans, without transfers.
 
-        The slots before, between and after the rank's own have equal counts on a path, so their time follows from where the own ones end:
-        those before and between are counted with the span after them, those after all with the last span, whose weight is never negative.
+        The slots before, between and after the rank's own have equal counts on a path, so their time follows from the positions at which
+        the rank's own slots end. Slots before and between are counted with the span after them, and slots after all of them with the last
+        span, whose weight is never negative.
         """
         found, outside = [], path.slots[own[0] - 1] if own[0] else self._never
         for slot in own:
@@ -174,7 +177,10 @@ class StepBound:
         return tuple(found)
 
     def _scaled(self, often: Sequence[int], slot: int | None = None) -> list[int]:
-        """Time of all layers before each one, with the given counts of each part, by the device of one slot; the least without one."""
+        """Time of all layers before each one, with the given counts of each part.
+
+        Times are those of one slot's device, or the smallest over the slots if no slot is given.
+        """
         columns = self._before if slot is None else [of_slot[slot] for of_slot in self._own]
         return [sum(map(mul, often, sizes)) for sizes in zip(*columns, strict=True)]
 
@@ -272,7 +278,7 @@ def packed(at: Sequence[int], pp: int, count: int, hop: int = 0) -> int:
                 return True
         return False
 
-    low = count * -(-at[-1] // pp) - 1  # too short, or the bound of an even share
+    low = count * -(-at[-1] // pp) - 1  # too small, or the bound of an even share
     high = count * at[-1]
     while high - low > 1 + low // PACKED_PARTS:
         middle = (low + high) // 2

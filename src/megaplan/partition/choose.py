@@ -41,7 +41,7 @@ def choose_cuts(
     Args:
         spec: A checked spec. A pattern with `|` is a manual split in every mode.
         inventory: Parameter tensors of the spec.
-        baseline: Spans of an earlier plan; of equally good weighted cuts, those that move the fewest of its boundaries are chosen.
+        baseline: Spans of an earlier plan; among equally good weighted cuts, those that move the fewest of its boundaries are chosen.
         costs: Layer costs for objective bottleneck; by default those of the costs file, else FLOPs per token.
         measured: A costs file.
 
@@ -86,7 +86,7 @@ def choose_cuts(
 
 
 def costs_of_pools() -> Diagnostic:
-    """MP510: a costs file for stages on several devices."""
+    """Refuses a costs file for stages on several devices (MP510)."""
     return diagnostic("MP510", "a costs file has the times of one device", Location(key="pools"), ("--set 'pools=[]'",))
 
 
@@ -103,7 +103,10 @@ def keep_cuts(spec: Spec, inventory: Inventory, spans: Spans) -> Cuts:
 
 
 def _certifying(spec: Spec, inventory: Inventory, weights: StackCosts, mode: Mode, spans: Spans) -> Callable[[], Certificate]:
-    """The certificate of given cuts, by the step where weighted cuts shorten it, and where layers have no one cost on several devices."""
+    """The certificate of given cuts.
+
+    It is by the step if weighted cuts minimise the step, or if layers have different costs on several devices.
+    """
     if spec.pools or (mode == "weighted" and objective_of(spec) == "step_time"):
         from megaplan.partition.step import Pipeline  # noqa: PLC0415  (bottleneck needs no times)
 

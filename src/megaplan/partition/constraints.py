@@ -122,7 +122,7 @@ def boundary_warnings(inventory: Inventory, cuts: Sequence[int], owners: Sequenc
         inventory: Layers of the model.
         cuts: Cuts, ascending.
         owners: pp rank of each slot, for the message.
-        constraints: Constraints in force, so that the hint to keep the run together is given only if a split remains.
+        constraints: Constraints of the split; the hint to keep the run together is given only if they then still allow a split.
     """
     families = [block.family for block in inventory.layers]
     found = []

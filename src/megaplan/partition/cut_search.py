@@ -1,7 +1,8 @@
 """Cuts within limits, for every placement: their existence, and the positions from which each part of the pipeline can be filled.
 
 Costs and limits are compared by *part*: one slot, or in V placement the two slots of a rank, i and 2P − 1 − i. Parts take layers from
-outside in. Before a part, [start, stop) is left; a slot takes a span from its back, a rank of a V one from either end. So parts run from
+outside in. Before a part, the layers [start, stop) remain; a slot takes a span from the back, and a rank of a V takes one span from
+each end. So parts run from
 the last slot to the first, or from the outermost rank to the innermost; without a V the start is 0 throughout.
 
 Method. For a limit, the pairs (start, stop) that a part and all inside it can fill are computed from the innermost part outwards: for each
@@ -10,9 +11,9 @@ stops, the stops that a part may have follow from the *furthest* one for every i
 allowed.
 
 All pairs are kept. Keeping for each start the stop that is furthest in would miss solutions: no slot may be empty and limits differ by
-part, so a part that is ahead can leave a layer behind that only another one had room for.
+part, so a part that takes more layers can leave a layer for which only another part had room.
 
-The pairs of a V are few where they matter: the ranks outside cannot take more than i times the limit, nor those inside more than P − i
+Near the optimum, a V has few pairs: the ranks outside cannot take more than i times the limit, nor those inside more than P − i
 times, so at a limit near the optimum the start nearly determines the stop.
 """
 
@@ -29,13 +30,13 @@ from megaplan.spec.pattern import Span
 Pairs = dict[int, int]
 """Set of stops for each start, as bits."""
 _Rooms = tuple[int, list[tuple[list[int], list[int], int]]]
-"""Atoms that a back span may contain, as bits; and (up, down, its largest weight)."""
+"""The atoms that a back span may contain, as bits, and (up, down, largest weight of the span)."""
 NO_FRONT = (0, 0)
 """Front span of a slot."""
 
 
 class CutSearch:
-    """A stack between edges, with the limit of each part."""
+    """The search for cuts of a stack at given edges, with a limit for each part."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class CutSearch:
         before = self._before
         if self.folded:
             costs = self.span_costs
-            most = bisect_right(costs, limit // 2)  # of the smaller span; above this limit that span alone suffices
+            most = bisect_right(costs, limit // 2)  # the limit for the smaller span; above it, the smaller span alone suffices
             others = [(cost, bisect_right(costs, limit - cost)) for cost in costs[: most + 1]]
             return min([high, *[cost + costs[other] for cost, other in others if other < len(costs)]])
         above = (bisect_right(before, begin + limit) for begin in before)
@@ -225,7 +226,7 @@ class CutSearch:
         return found
 
     def after_part(self, part: int, outside: Pairs, limit: int, wanted: Pairs) -> Pairs:
-        """The wanted pairs after a part of a V that are reachable from the pairs before it."""
+        """Of the wanted pairs after a part of a V, those that are reachable from the pairs before it."""
         before, found, keys = self._before, Pairs(), sorted(wanted)
         for start, stops in outside.items():
             last = bisect_right(before, before[start] + limit - self._cost.smallest)

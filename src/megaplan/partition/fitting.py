@@ -2,9 +2,9 @@
 
 1. Cuts under limits that every fitting split keeps (`layer_bytes`). Their value is a lower bound. If they fit by the budget, they are the
    best ones.
-2. Otherwise cuts under the same limits, tightened by the budget's further bytes: an upper bound, and often the same value.
-3. Otherwise spans that a rank is known not to hold are excluded, after shrinking them to the smallest that do not fit, and the search
-   repeats. If the two slots of a V, or one slot, are excluded together, this is exact; in loop placement a rank exceeds its memory with
+2. Otherwise the same limits are tightened by the further bytes of the budget. The resulting cuts give an upper bound, which often equals
+the lower bound. 3. Otherwise spans that do not fit on a rank are shrunk to the smallest spans that do not fit, and excluded; then the
+search repeats. If the two slots of a V, or one slot, are excluded together, this is exact; in loop placement a rank exceeds its memory with
    several chunks, each of which could be the one to shrink, and the search branches.
 
 The order is best first, so the first cuts that fit are optimal, provided that cuts that fit still fit when layers are removed. When the
@@ -79,7 +79,8 @@ class _Search:
 
     Attributes:
         most: The largest acceptable cost of a slot, or rank; None for any.
-        refuted: Exclusions that leave no cuts within the sums: if all ends of the search are such, it is proven that nothing fits.
+        refuted: Exclusions that leave no cuts within the sums. If every branch of the search ends with one of these, it is proven that
+            nothing fits.
         least_excluded: Smallest excess of spans that contain an exclusion of the search.
     """
 
@@ -131,7 +132,9 @@ class _Search:
         return self.stack.best(exclusions, spare, shares, self.most)
 
     def bound(self, high: int) -> int:
-        """After a proof that nothing is within the allowance: `high`, or less, below which there is nothing either.
+        """Called after a proof that no cuts are within the allowance.
+
+        Returns the largest proven bound, at most `high`: no cuts exceed the memory by less.
 
         Cuts either violate an exclusion and exceed memory by its excess, or obey all exclusions and exceed the sums.
         """
@@ -215,7 +218,10 @@ class _Search:
         return None
 
     def _smallest(self, rank: int, spans: Spans) -> tuple[Exclusion, int]:
-        """Spans of the rank, shrunk from each end while it exceeds the allowance, and its excess; neighbours take the layers."""
+        """Spans of the rank, shrunk from each end as long as the rank still exceeds the allowance, and its excess.
+
+        The neighbours take the removed layers.
+        """
         edges = (0, *self.stack.rules.allowed_cuts(self.stack.num_layers), self.stack.num_layers)
         cuts, owned = list(cuts_of(spans)), self.stack.slots(rank)
         for slot in owned:
@@ -225,7 +231,7 @@ class _Search:
                 start, stop = spans_of(cuts, self.stack.num_layers)[slot]
                 inner = [edge for edge in edges if start < edge < stop]
                 steps = inner if boundary == slot else inner[::-1]
-                low, high = 0, len(steps)  # the first `low` steps still exceed it
+                low, high = 0, len(steps)  # the first `low` steps still exceed the memory
                 while low < high:
                     middle = (low + high + 1) // 2
                     tried = [*cuts[: boundary - 1], steps[middle - 1], *cuts[boundary:]]
@@ -240,9 +246,9 @@ class _Search:
 
 
 def best_fitting(stack: Stack, memory: Memory, max_budgets: int = MAX_BUDGETS) -> Fitted | None:
-    """The best cuts that fit by the budget, and a bound on any; None if none were found.
+    """The best cuts that fit by the budget, and a lower bound over all cuts that fit; None if none were found.
 
-    In loop placement the search limits each chunk by itself; the mean of a rank's sums excludes cases without branching.
+    In loop placement the search limits each chunk by itself; the mean of a rank's sums excludes some cases without branching.
     """
     if stack.where == "loop" and stack.least_excess > 0:
         return None

@@ -3,7 +3,7 @@
 At a forward of a steady step, a rank holds its parameters and moments, the saved tensors of microbatches in flight, the gradients of chunks
 that have run backward, and the gathered parameters of chunks that have run forward. All of these are sums over layers; the temporary
 tensors of a running block are not, and are excluded. The allocator's further reserved bytes are excluded too, except for the rounding of
-segments. A split beyond these limits is known not to fit, and one within them has yet to be measured by the budget itself.
+segments. A split beyond these limits is known not to fit, and a split within them must still be checked by the full budget.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def stored_needs(storage: BlockStorage, *, muon: bool, offloads: bool = False) -
     Args:
         storage: Storage of the block.
         muon: True if Muon steps matrices.
-        offloads: True if optimizer state may be in host memory: none is certain to be on the device.
+        offloads: True if optimizer state may be in host memory, so that none is certain to be on the device.
     """
     static = sum(storage.resident_bytes)
     if not offloads:
@@ -118,7 +118,7 @@ def _at_forwards(found: Sequence[RankState], vpp: int, *, keeps: bool) -> tuple[
             graded = [int(exist and state is not REDUCED) for exist, state in zip(point.weight_grads, point.states, strict=True)]
             touched = [int(keeps and state not in (UNTOUCHED, REDUCED)) for state in point.states]
             touched[point.chunk] = int(keeps)
-            seen.add((*point.in_flight, *graded, *touched))  # tensors that wait for W are excluded
+            seen.add((*point.in_flight, *graded, *touched))  # tensors that wait for W are not counted
     return tuple(tuple(zip(sums[:vpp], sums[vpp:-vpp], sums[-vpp:], strict=True)) for sums in non_dominated(seen))
 
 

@@ -72,7 +72,7 @@ class EdgeWeight:
         self._atoms = [after - before for before, after in zip(self.down, self.up[1:], strict=False)]
         self._values = sorted(set(self._atoms))
         self.smallest, self.largest = self._values[0], self._values[-1]  # weight of an atom
-        self.whole = self.up[-1] - self.down[0]  # upper bound on the weight of a span
+        self.whole = self.up[-1] - self.down[0]  # upper bound of the weight of a span
         self._masks: dict[int, int] = {}
 
     def atoms_within(self, most: int) -> int:
@@ -95,5 +95,5 @@ class EdgeWeights:
         key = id(weight.up), id(weight.down)
         known = self._made.get(key)
         if known is None:
-            known = self._made[key] = weight, EdgeWeight(weight, edges)  # kept with it, so that its id is not reused
+            known = self._made[key] = weight, EdgeWeight(weight, edges)  # kept together with the weight, so that its id is not reused
         return known[1]

@@ -8,7 +8,7 @@ from megaplan.spec.models import Spec
 
 
 def manual_problems(spec: Spec, pattern_spans: Spans | None) -> list[Diagnostic]:
-    """Everything that is wrong with a manual split; empty if `manual_spans` can be used.
+    """All errors of a manual split; empty if `manual_spans` can be used.
 
     MP321 no spans, MP322 two statements, MP323 no reason, MP324 … MP326 spans that do not tile the layers, MP331 a broken constraint.
 

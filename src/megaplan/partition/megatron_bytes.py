@@ -1,7 +1,7 @@
 """Bytes that layers certainly need on a rank under Megatron-Core, as sums: limits that every fitting split must keep.
 
-A sum has the storage of each layer, and the activations that every split of the schedule holds at one point. Phases and fixed buffers are
-excluded: a split above the limit does not fit, and one below it may or may not; the budget decides.
+A sum contains the storage of each layer, and the activations that are held at one point of the schedule under every split. Phases and fixed
+buffers are excluded: a split above the limit does not fit, and one below it may or may not; the budget decides.
 """
 
 from functools import cache

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """Excesses of splits of one spec; each split is budgeted once."""
+    """Excesses of splits of one spec; the budget of each split is computed once."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def num_budgets(self) -> int:
-        """Splits budgeted so far, wholly or for one rank."""
+        """Number of splits whose budget was computed so far, for all ranks or for one."""
         return len(self._asked)
 
     @property
@@ -77,7 +77,7 @@ class Memory:
         return max(peak for peak, _ in self.peaks(spans))
 
     def peaks(self, spans: Spans) -> list[tuple[int, int]]:
-        """Bytes at the peak of each pp rank, and the usable bytes left."""
+        """Bytes at the peak of each pp rank, and the remaining usable bytes."""
         found = zip(self.excesses(spans), self._usable_bytes[: self._spec.pp_shares], strict=True)
         return [(over + usable, self._headroom_bytes - over) for over, usable in found]
 
@@ -102,7 +102,7 @@ class Memory:
     def _found(self, spans: Spans, ranks: Sequence[int]) -> list[int]:
         self._asked.add(spans)
         layout = build_layout(self._spec, self._inventory, spans)
-        if self._spec.num_copies > 1:  # a rank and its mirror hold the same layers in the other order
+        if self._spec.num_copies > 1:  # a rank and its mirror hold the same layers in the opposite order
             (peaks,) = dict.fromkeys(self._peaks)
             pairs = [(rank, self._spec.mesh.pp - 1 - rank) for rank in ranks]
             found = [max(peaks.of(layout, pair)) - self._usable_bytes[pair[0]] for pair in pairs]

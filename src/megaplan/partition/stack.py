@@ -20,7 +20,7 @@ from megaplan.spec.models import Spec
 from megaplan.spec.pattern import Span
 
 Shares = Mapping[int, tuple[SpanSum, ...]]
-"""Further limits of slots, each on its own span."""
+"""Further limits, one for the span of each slot."""
 Exclusion = tuple[tuple[int, Span], ...]
 """Sets of (slot, span): the slots must not all contain their span at the same time."""
 
@@ -108,7 +108,10 @@ class Stack:
         return [(weight, own[-1 - part]) if self.where == "v" else (weight,) for part, weight in enumerate(inner)]
 
     def _best_paced(self, limits: Sequence[list[SpanSum]], most: int | None) -> Balance | None:
-        """The cuts whose most expensive part, on its own device, is the cheapest; then by the costs on the first device."""
+        """The cuts that minimise the cost of the most expensive part on its own device.
+
+        Ties are broken by the costs on the first device.
+        """
 
         def within(limit: int) -> list[list[SpanSum]]:
             return [[SpanSum(pace, limit), *own] for pace, own in zip(self._paces, limits, strict=True)]
@@ -161,7 +164,7 @@ class Stack:
         """Upper limits by rank where the slots are a V. Otherwise by slot: its chunk plus the lightest spans of the rank's other chunks."""
         if self.where == "v":
             return self.sums or ((),) * self.pp
-        known: dict[int, int] = {}  # of weights, which several points share
+        known: dict[int, int] = {}  # numbers of distinct weights, which several points share
         found: list[dict[int, SpanSum]] = [{} for _ in range(self.num_slots)]
         for rank, points in enumerate(self.sums):
             for point in points:

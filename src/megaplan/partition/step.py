@@ -81,7 +81,10 @@ class StepTimes:
         return SlotTimes(forward, backward, weight)
 
     def is_at_least(self, cuts: Sequence[int], length_ns: int) -> bool:
-        """True if one path alone takes that long, which is cheaper to check than a replay. The path that succeeded last is tried first."""
+        """True if a single path takes at least that long, which is cheaper to check than a replay.
+
+        The path that succeeded last is tried first.
+        """
         edges, chains, hop_ns = (0, *cuts, self._num_layers), self._chains, self._times[0].widest_ns(cuts)
         reached = [at[edge] for at in self._columns for edge in edges]
         self._checks += len(cuts)
@@ -100,7 +103,7 @@ class StepTimes:
     def _terms(self, path: RankPath) -> tuple[tuple[int, ...], Callable[[Sequence[int]], Sequence[int]]]:
         """A path without transfers as a sum over edges: factors, and a function that reads their multiplicands from `reached`.
 
-        Neighbouring slots that run a part equally often on one device meet at an edge that drops out; a path has few others.
+        If neighbouring slots on one device run a part equally often, the edge between them cancels; a path has few other edges.
         """
         number, column = len(path.slots) + 1, {id(at): index for index, at in enumerate(self._columns)}
         factors = Counter[int]()
@@ -109,7 +112,7 @@ class StepTimes:
                 start = column[id(of_slot[slot])] * number + slot
                 factors[start] -= often
                 factors[start + 1] += often
-        used = 0, *[place for place, factor in factors.items() if factor and place % number]  # nothing is before the first edge
+        used = 0, *[place for place, factor in factors.items() if factor and place % number]  # no position is before the first edge
         return tuple([factors[place] for place in used]), itemgetter(*used)
 
 
@@ -151,7 +154,8 @@ def shorten(
 
 
 FAR, MOST_FAR = (1, 2, 4), 8
-"""Positions by which cuts move when no move by one is shorter, and the number of slots up to which they do; with more slots, at most two.
+"""Distances by which cuts move if no move by one position shortens the step, and the largest number of slots for which all of them are
+tried; with more slots the distance is at most two.
 """
 MAX_STAGE_WORK = 500_000
 """Work limit for budgets of one spec's cuts, in steps of about a microsecond; beyond it no further cuts are checked for memory."""
@@ -203,7 +207,7 @@ def shortest(
 ) -> Shortest:
     """The best of several climbs on the replayed step, improved by longer moves.
 
-    Of equally good climbs the one with the fewest moved cuts continues, then the first in order.
+    Among equally good climbs, the one with the fewest moved cuts continues, then the first in order.
 
     Args:
         pipeline: Pipeline whose step is minimised.
@@ -257,7 +261,7 @@ def step_time_cuts(spec: Spec, inventory: Inventory, measured: MeasuredCosts | N
     there, here = pipeline.step.of(free), pipeline.step.of(best)
     if there >= here:
         return found
-    if max(memory.excesses(spans_of(free, num_layers))) <= 0:  # reached through cuts that do not fit
+    if max(memory.excesses(spans_of(free, num_layers))) <= 0:  # reached from cuts that do not fit
         return Weighted(free, partial(pipeline.certify, spans_of(free, num_layers)))
     note = moved_by_memory(stack, memory, free, "have the shortest step that was found", f"step: {there:,} ns there, {here:,} here")
     return replace(found, notes=(note,))

@@ -136,7 +136,10 @@ def amount(number: int, unit: str, *, named: bool = True) -> str:
 
 
 def bottleneck(where: Placement, costs: tuple[int, ...]) -> tuple[Measures, int]:
-    """The part that paces a step, and its cost: the largest slot; else the largest rank, which owns two slots as far from either end."""
+    """The part that limits the step, and its cost: the largest slot, or for a V the largest rank.
+
+    A rank of a V owns two slots, equally far from the two ends.
+    """
     if where in ("v", "mirror"):
         return "rank", max(costs[index] + costs[-1 - index] for index in range(len(costs) // 2))
     return "slot", max(costs)
@@ -153,7 +156,7 @@ def _compute_costs(times: ModelTimes) -> StackCosts:
 
 
 def least_busiest(parts: Mapping[StackCosts, int]) -> int:
-    """Lower bound on the busiest part of a pipeline over all cuts, for a number of parts on each type of device.
+    """Lower bound on the slowest part of a pipeline over all cuts, for given numbers of parts on each type of device.
 
     If every part takes at most T on its own device, any weighted mean of the parts is at most T. The weights are 1 / C, where C is the
     whole model's time on the part's device; a layer adds the smallest of its weighted times to the mean.

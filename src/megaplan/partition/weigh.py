@@ -68,7 +68,7 @@ def fitting_cuts(
         fitted = best_fitting(limited, memory)
         if fitted is None:
             overflow = min_overflow_bytes(limited, memory, found.cuts)
-            if overflow.overflow_bytes <= 0:  # the descent reached cuts that fit
+            if overflow.overflow_bytes <= 0:  # the search reached cuts that fit
                 fitted = Fitted(Balance(overflow.cuts, 0), found.value)
         if fitted is not None:
             certificate = certify(stack, spans_of(fitted.balance.cuts, num_layers), fitted.lower_bound)
@@ -102,7 +102,7 @@ def moved_by_memory(stack: Stack, memory: Memory, free: tuple[int, ...], praise:
         stack: Layer costs, placement and constraints.
         memory: Budgets of its splits.
         free: The best cuts without limits, which do not fit.
-        praise: Reason that they are the best.
+        praise: Criterion by which they are the best.
         values: Values of the given cuts and of the chosen ones.
     """
     excesses = memory.excesses(spans_of(free, stack.num_layers))

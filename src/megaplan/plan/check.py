@@ -75,7 +75,7 @@ class Check(Result):
         return {"format": FORMAT, **found, "time": time_document(self.step_time)}
 
     def passes(self, *, strict: bool) -> bool:
-        """True if nothing fails the check; `strict` makes warnings fail it too."""
+        """True if the check passes; with `strict` it fails on warnings, too."""
         failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
         return not any(found.severity in failing for found in self.findings)
 

@@ -54,7 +54,7 @@ def stage_record(slot: Slot, letters: str) -> dict[str, Any]:
 
 
 def split_record(cuts: Cuts, kept_basis: dict[str, str] | None, costs_digest: str | None = None) -> dict[str, Any]:
-    """`decisions.split`; `kept_basis` replaces the facts that the cuts were decided against today (see `make_plan`)."""
+    """`decisions.split`; `kept_basis` replaces today's digests of the facts on which the cuts depend (see `make_plan`)."""
     certificate = cuts.certificate
     return {
         "mode": cuts.mode,

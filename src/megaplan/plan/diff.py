@@ -218,7 +218,7 @@ def diff_plans(before: PlanDocument, after: PlanDocument, tampered: tuple[tuple[
 
 
 def changed_inputs(plan: PlanDocument, inputs: dict[str, Any]) -> tuple[ValueChange, ...]:
-    """Keys of a spec's record with other values than the plan's."""
+    """Keys of a spec's record whose values differ from those of the plan."""
     return tuple(_changes(dict(plan.inputs), inputs))
 
 
@@ -277,7 +277,7 @@ def _estimates_outside_ranks(estimates: Estimates) -> dict[str, Any]:
 
 
 def _moves(before: PlanDocument, after: PlanDocument) -> tuple[CutMove, ...]:
-    """Layers whose place changed, in runs; empty if the models have other layers, because then no layer is the same."""
+    """Layers whose place changed, as runs; empty if the two models have different layers, because then no layer is the same."""
     letters = after.decisions.pattern.expanded
     if before.decisions.pattern.expanded != letters:
         return ()

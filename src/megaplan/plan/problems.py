@@ -46,7 +46,7 @@ def truncated(num_bytes: int, location: Location) -> Diagnostic:
 
 
 def not_a_plan(detail: str, location: Location) -> Diagnostic:
-    """The JSON is of some other kind."""
+    """The diagnostic for JSON that is not a plan."""
     return diagnostic("MP403", detail, location, (MAKE_A_PLAN,))
 
 
@@ -84,7 +84,7 @@ def digest_mismatch(written: str, computed: str, location: Location) -> Diagnost
 
 
 def contradiction(detail: str, location: Location) -> Diagnostic:
-    """A part of the plan does not follow from its other parts."""
+    """The diagnostic for a part of the plan that does not follow from its other parts."""
     return diagnostic("MP407", detail, location, (MAKE_A_PLAN,))
 
 

@@ -1,4 +1,4 @@
-"""A plan under `--set`: other values, the same cuts."""
+"""A plan under `--set`: changed values with the same cuts."""
 
 from collections.abc import Sequence
 

@@ -98,8 +98,8 @@ class Loop:
         Args:
             name: Name of the phase.
             pool: Devices that work.
-            here: Parts of the trainer that are on the device even if `offload` has them.
-            of: Bytes that a rank holds in addition, by column.
+            here: Parts of the trainer that are on the device even if `offload` lists them.
+            of: Additional bytes of a rank, by column.
             engine: The engine's parameters are on the device.
         """
         fullest = max((self._trainer(rank, here) | of(rank) for rank in self.budget.ranks), key=lambda found: sum(found.values()))

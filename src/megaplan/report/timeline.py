@@ -54,7 +54,7 @@ def _memory(levels: tuple[tuple[Level, ...], ...]) -> dict[str, Any]:
     steps: dict[int, int] = {}
     ranks = []
     for curve in levels:
-        settled = dict(curve)  # for several changes at one time the last level is drawn
+        settled = dict(curve)  # if several changes have the same time, the last level is drawn
         start = curve[0][1]
         flat: list[int] = []
         before, held = 0, start

@@ -41,5 +41,5 @@ def orders(pp: int, vpp: int, num_microbatches: int) -> Orders:  # noqa: ARG001 
 
 
 def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noqa: ARG001 (a slot of either copy)
-    """Number of microbatches after which an order only repeats: DualPipeV's of either half."""
+    """Number of microbatches after which an order only repeats: that of DualPipeV for each half."""
     return 2 * dualpipev.enough_microbatches(pp // 2, 2, num_microbatches // 2)

@@ -38,7 +38,7 @@ def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[ScheduleStep
         lane.weight()
         lane.forward(1)
     for index in range(num_microbatches - 2 * pp + rank + 1):
-        if index == 0 and behind == 0:  # the turn of the V: its own forward must not wait for a concurrent backward
+        if index == 0 and behind == 0:  # the turning stage of the V: its own forward must not wait for a concurrent backward
             lane.forward(0)
             lane.backward(1)
         else:

@@ -54,7 +54,7 @@ def visits(chunks: range, group: int, num_microbatches: int) -> list[tuple[int, 
 
 
 def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noqa: ARG001 (every schedule answers the same question)
-    """Number of microbatches after which an order only repeats: rounds of pp, of which the warm-up takes fewer than two."""
+    """Number of microbatches after which an order only repeats: the warm-up takes fewer than two rounds of pp microbatches."""
     return num_microbatches if num_microbatches % pp else min(num_microbatches, 3 * pp)
 
 

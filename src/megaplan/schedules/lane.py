@@ -37,7 +37,7 @@ class OrderWriter:
             self._owed.append((chunk, Action(ActionKind.WEIGHT, made.slot, made.microbatch)))
 
     def weight(self, chunk: int | None = None) -> None:
-        """The W deferred longest, overall or for one chunk; nothing if none is deferred."""
+        """The W deferred longest, overall or for one chunk; None if no W is deferred."""
         for index, (of_chunk, owed) in enumerate(self._owed):
             if chunk is None or of_chunk == chunk:
                 del self._owed[index]
@@ -55,7 +55,7 @@ class OrderWriter:
         self._owed = deque(each for each in self._owed if each[0] not in chunks)
 
     def _write(self, made: Action) -> bool:
-        """True if there is the action's microbatch."""
+        """True if the action's microbatch exists."""
         there = made.microbatch < self._num_microbatches
         if there:
             self.order.append(made)

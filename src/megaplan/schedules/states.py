@@ -26,7 +26,7 @@ class ChunkState(IntEnum):
     FORWARDED = 1  # forwards only
     FORWARD_AFTER_BACKWARD = 2  # a backward, and a forward after it
     BACKWARDED = 3  # a backward last
-    REDUCED = 4  # its last backward; its gradients are shards
+    REDUCED = 4  # its last backward has run; its gradients are shards
 
 
 FORWARD, BACKWARD, INPUT, WEIGHT, REDUCE = ActionKind
@@ -120,7 +120,7 @@ def states_of(
         that is not its chunk's first, comes first.
     """
     in_flight, waiting, passed_gradients = [0] * vpp, [0] * vpp, 0
-    ended, late = set[int](), set[int]()  # microbatches after their backward of the earlier neighbour, and before W of the later one
+    ended, late = set[int](), set[int]()  # microbatches after the backward of the earlier neighbour and before the W of the later one
     states, weight_grads, left = [UNTOUCHED] * vpp, [False] * vpp, [num_microbatches] * vpp
     found: dict[tuple[ActionKind, int, tuple[ChunkState, ...], tuple[bool, ...], int], dict[Vector, None]] = {}
 
@@ -139,7 +139,7 @@ def states_of(
             add(kind, chunk, partner=partner)
             states[chunk] = FORWARDED if states[chunk] <= FORWARDED else FORWARD_AFTER_BACKWARD
             continue
-        if partner < 0:  # else it is in its forward's state
+        if partner < 0:  # otherwise it is still in the state of its forward
             add(kind, chunk, action.microbatch)
         if kind is WEIGHT:
             waiting[chunk] -= 1
@@ -191,9 +191,9 @@ def sequential_states(num_microbatches: int) -> tuple[RankState, ...]:
 
 
 def non_dominated(vectors: Iterable[Vector]) -> tuple[Vector, ...]:
-    """The vectors that no other one reaches in every component, in lexicographic order."""
+    """The vectors that no other vector dominates in every component, in lexicographic order."""
     kept: list[Vector] = []
-    for vector in sorted(set(vectors), reverse=True):  # a vector's dominators are before it
+    for vector in sorted(set(vectors), reverse=True):  # the vectors that dominate a vector come before it
         if not any(all(map(ge, other, vector)) for other in kept):
             kept.append(vector)
     return tuple(reversed(kept))

@@ -117,7 +117,7 @@ class LinkedOrders(NamedTuple):
         return [single[place] if place >= 0 else times.of(shape) for place, shape in zip(self.places, self.shapes, strict=True)]
 
     def hidden(self, times: SlotTimes) -> int:
-        """Time that the pairs of all ranks take less than their parts one after the other."""
+        """Time that the pairs of all ranks save compared with running their parts one after the other."""
         if not times.courses:
             return 0
         often = Counter(map(itemgetter(1), self.nodes))

@@ -1,8 +1,9 @@
 """A pair of a forward and a backward in turns, on a clock: one stream of computations, and one of exchanges, which runs them in order.
 
 A computation is a sequence of legs, each up to the start of an exchange. The forward begins. After the start of an exchange the other
-computation continues as soon as its own exchange has ended; when one has ended, the other runs alone. While the remaining one waits, only
-exchanges run. So a pair takes at least the sum of its computations and at least the sum of its exchanges, and at most the sum of all.
+computation continues as soon as its own exchange has ended; when one has ended, the other runs alone. While the remaining computation
+waits, only exchanges run. So a pair takes at least the sum of its computations, at least the sum of its exchanges, and at most the sum of
+both.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ class Leg(NamedTuple):
     Attributes:
         computing: Time of the computation.
         exchanging: Time of the exchange.
-        passes_turn: True if the other computation of the pair continues meanwhile; else this one waits for the exchange's end.
+        passes_turn: True if the other computation of the pair continues during the exchange; else this one waits for its end.
     """
 
     computing: int

@@ -29,7 +29,7 @@ def enough_microbatches(pp: int, vpp: int, num_microbatches: int) -> int:  # noq
 def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[ScheduleStep, ...]:
     """The order of a rank. Each loop ends once everything that it could write is of missing microbatches."""
     lane = OrderWriter(rank, pp, num_microbatches)
-    for _ in range(min(2 * (pp - rank) - 1, num_microbatches)):  # down the first leg of the V, until the second arrives
+    for _ in range(min(2 * (pp - rank) - 1, num_microbatches)):  # down the first leg of the V, until the second leg's input arrives
         lane.forward(0)
     for _ in range(min(rank, num_microbatches)):
         lane.forward(1)
@@ -45,7 +45,7 @@ def _rank_order(rank: int, pp: int, num_microbatches: int) -> tuple[ScheduleStep
         lane.forward(1)
         lane.input(1)
         lane.weight()
-    for _ in range(min(rank, num_microbatches)):  # the drain: weight gradients wait, so that input gradients leave at once
+    for _ in range(min(rank, num_microbatches)):  # the drain: weight gradients are deferred, so that input gradients are sent at once
         lane.input(0)
         lane.input(1)
     for _ in range(min(pp - rank, num_microbatches)):

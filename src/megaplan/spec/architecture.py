@@ -291,7 +291,7 @@ class Model(OptionsSection):
         return frozenset((*embedded, *self.parallel_layers, *self.post_norm_layers, *self.added_norm_layers, *self.unnormed_layers, *gated))
 
     def sharing(self, layer: int) -> tuple[int, ...]:
-        """Layers after a layer that read the norm that it reads, by global indices."""
+        """Later layers that read the same norm as this layer, by global index."""
         shared = self.parallel_layers
         return tuple(each for each in shared if each > layer and all(between in shared for between in range(layer + 1, each)))
 

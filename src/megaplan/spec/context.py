@@ -1,4 +1,4 @@
-"""The spec under check, as every group of rules sees it."""
+"""The spec under check, in the form that every group of rules uses."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -75,7 +75,7 @@ def defaults_of(path: KeyPath, document: Any) -> list[Any]:
 def accepts(path: KeyPath, value: Any, document: Any) -> bool:
     """True if a key accepts a value by its type; contents of a section are not checked."""
     annotation = legal_keys(path[:-1], document).get(str(path[-1]))
-    if annotation is None or isinstance(value, Mapping):  # a key of another kind than the document's
+    if annotation is None or isinstance(value, Mapping):  # a key of another kind of document
         return annotation is None or bool(legal_keys(path, document))
     try:
         TypeAdapter(annotation).validate_python(value, strict=not isinstance(value, list))  # a list is meant as a tuple

@@ -146,7 +146,7 @@ def _given(key: str, value: int) -> Figure:
 
 
 RESERVED_PERCENT = 10
-"""Percent that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
+"""Percentage that torch reserves above the pools of torchtitan's streams; fitted, see docs/reference/accuracy-torchtitan.md."""
 FRAGMENTATION_PERCENT = 5
 """Percent that Megatron reserves above allocated, fitted: on average 4.7 of seven runs whose segments grow (2.4 to 10.9), 5.1 of three with
 graphs of layers as well (2.8 to 7.8), and 4.5 of 152 ranks whose segments do not grow (0.7 to 9.3); docs/reference/public-reports.md lists
@@ -322,7 +322,7 @@ class Host(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_usual_dispatcher(cls, given: Any) -> Any:
-        """Null for the host's default dispatcher, so that stating it changes nothing."""
+        """Replaces the host's default dispatcher by null, so that stating the default changes no digest."""
         if isinstance(given, dict) and "moe_dispatcher" in given:
             kind = HOSTS.get(str(given.get("name", cls.model_fields["name"].default)))
             if kind is not None and given["moe_dispatcher"] == kind.dispatchers[0]:
@@ -351,7 +351,7 @@ class Host(Section):
 
     @property
     def dispatcher(self) -> str:
-        """The way of tokens to experts of other ranks; null is the host's default."""
+        """The exchange by which tokens reach experts of other ranks; null is the host's default."""
         return self.kind.dispatchers[0] if self.moe_dispatcher is None else self.moe_dispatcher
 
     @property
@@ -380,7 +380,7 @@ class Host(Section):
             "cuda_graphs": self.graphs == self.kind.graphs[0],
             "moe_dispatcher": self.kind.trained and self.dispatcher == self.kind.dispatchers[0],
             "moe_overlap": self.kind.trained and not self.moe_overlap,
-        }  # Megatron's plans have always had the last two
+        }  # Megatron's plans have always included the last two fields
         own, fields = self.kind.keys - {key for key, is_usual in usual.items() if is_usual} | {"name"}, type(self).model_fields
         left_out = {key for key in _LATER if getattr(self, key) == fields[key].default}
         values = {**handler(self), "moe_dispatcher": self.dispatcher}

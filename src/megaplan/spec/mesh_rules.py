@@ -162,7 +162,7 @@ def _parts(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _units(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse units that have parameters of two meshes or dtypes, and stages as units where nothing is gathered for a layer."""
+    """Refuse units whose parameters have two meshes or dtypes, and stages as units if layers gather no parameters."""
     spec, sharding, precision = checked.spec, checked.spec.sharding, checked.spec.precision
     if sharding.wrap == "block":
         return

@@ -20,7 +20,7 @@ _USED_DTYPES = (*_BUILT_DTYPES, DType.FP16)
 
 
 def _indexed_bias(spec: Spec) -> object | None:
-    """A relation bias where layers choose keys: neither the choice nor its loss takes a bias, and no public model has both."""
+    """Refuses a relation bias with an indexer: neither the choice of keys nor its loss supports a bias, and no public model has both."""
     attention = spec.model.attention
     indexed = isinstance(attention, LatentAttention) and attention.indexer is not None and bool(attention.indexer.layers)
     return "given, with model.attention.indexer" if spec.model.features.relation_bias is not None and indexed else None
@@ -59,7 +59,7 @@ def _other_host(spec: Spec) -> object | None:
     return None if spec.host.kind.trained else spec.host.kind.name
 
 
-# Key, the unbuilt feature (None: built), and the value that megarun trains.
+# Key, the unbuilt feature (None: built), and the value that megarun trains with.
 NOT_BUILT_YET: tuple[tuple[str, Found, str], ...] = (
     ("model.features.relation_bias", _indexed_bias, "null, or no model.attention.indexer"),
     ("model.towers", _towers, "null, or encoders with an architecture, a grid if their positions are rotary, and no model.features"),

@@ -20,7 +20,7 @@ from megaplan.wording import argument as as_argument
 from megaplan.wording import quoted, series
 
 LABEL = "--set "
-"""Beginning of the place of a value of the command line."""
+"""Prefix of the location of a value from the command line."""
 MOST_WIDTH = 10_000
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _SETTING = re.compile(rf"\s*{_KEY.pattern}=[^={{}}\[\]\"']+")
@@ -65,7 +65,7 @@ def as_arguments(found: Diagnostic, document: Document, *, imported: bool = Fals
 
 
 def _without_section(hint: str, source: SourceMap) -> str:
-    """The hint; of one that replaces a section of which an argument sets a key, which is MP143, the argument to leave out."""
+    """The hint. If it would replace a section of which an argument sets a key (MP143), the hint names the argument to remove instead."""
     key = hint.removeprefix(LABEL).partition("=")[0] if hint.startswith(LABEL) else None
     return next((f"remove {label}" for given, label in source.overrides.items() if given.startswith(f"{key}.")), hint)
 

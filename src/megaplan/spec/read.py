@@ -31,11 +31,13 @@ def folders_above(path: str) -> list[Path]:
 
 
 def file_of(path: str, name: str) -> str | None:
-    """The file that a launch names: at its path, or at the longest end of that in the launch's folder and those above; None if absent.
+    """The file that a launch names: at its path, or at the longest suffix of that path below the launch's folder or a parent of it.
+
+    None if absent.
 
     Args:
         path: Path of the file in the launch.
-        name: Path of the launch, next to which the file's name alone is looked for.
+        name: Path of the launch, in whose folder the bare file name is searched.
     """
     parts, folders = Path(path).parts, folders_above(name)
     ends = [Path(*parts[start:]) for start in range(parts[0] == "/", len(parts))] if parts else []

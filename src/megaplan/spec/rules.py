@@ -176,7 +176,7 @@ def policy_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _recompute(checked: Checked) -> Iterator[Diagnostic]:
-    if checked.spec.host.kind.block_layers > 1:  # its checkpoints contain full blocks, so a dispatch would run again
+    if checked.spec.host.kind.block_layers > 1:  # checkpoints contain full blocks, so a dispatch would be recomputed
         return
     for letter, family in FAMILIES.items():
         policy = checked.spec.recompute.of(letter)

@@ -37,7 +37,7 @@ def _tensor(checked: Checked, serving: Serving) -> Iterator[Diagnostic]:
     counts = sharded_by_blocks(checked.spec)
     heads = counts.pop(KEY_VALUE_HEADS, 0)
     broken = {name: count for name, count in counts.items() if count % degree}
-    if heads % degree and degree % heads:  # else each rank has its own, or ranks share one
+    if heads % degree and degree % heads:  # otherwise each rank has its own head, or several ranks share one
         broken[KEY_VALUE_HEADS] = heads
     if broken:
         usable = [each for each in divisors(gcd(*counts.values())) if heads % each == 0 or each % heads == 0]

@@ -30,7 +30,7 @@ VALUES_ALONE = (
     | ROUTING
     | SCALES
 )
-"""Options without effect on parameters, time, and memory of hosts other than megarun."""
+"""Options that do not affect parameters and time, nor the memory of other hosts than megarun."""
 
 
 class Option(NamedTuple):

@@ -18,7 +18,7 @@ class Inseparable(NamedTuple):
     Attributes:
         start: Layer that makes the values.
         stop: Layer after the last reader.
-        what: Names of the values that the others read.
+        what: Names of the values that the later layers read.
     """
 
     start: int
@@ -31,7 +31,7 @@ class Inseparable(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The layers, behind a verb such as `parts`."""
+        """The layers as text, to follow a verb such as `parts`."""
         return f"layer {self.stop - 1} from layer {self.start}, whose {self.what} it reads, which the host does not send between stages"
 
 

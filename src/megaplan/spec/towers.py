@@ -191,14 +191,14 @@ class Towers(Section):
 
     @property
     def stated(self) -> tuple[Encoder, Projection] | None:
-        """The encoder and its projection; None if either is counted."""
+        """The encoder and its projection; None if one of them is only counted."""
         encoder = None if self.vision is None else self.vision.encoder
         projection = None if self.projector is None else self.projector.projection
         return None if encoder is None or projection is None else (encoder, projection)
 
     @property
     def counted(self) -> dict[str, int]:
-        """Parameters that are counted and not priced, by part."""
+        """Parameters that are counted but not priced, by part."""
         return {name: part.parameters for name, part in self.given.items() if part.parameters is not None}
 
     def trains(self, part: str) -> bool:

@@ -84,9 +84,9 @@ def near_keys(path: KeyPath, document: Any, value: Any) -> list[str]:
 
 
 def meant_settings(path: KeyPath, document: Any, value: Any) -> list[tuple[KeyPath, Any]]:
-    """Keys that an unknown key may have meant and whose type takes its value, each with the value; a size is in bytes there."""
+    """Keys that may have been meant by an unknown key and whose type accepts its value, each with the value; sizes are in bytes."""
     if str(path[-1]).lower() in GLOBAL_BATCH and isinstance(value, int):
-        known = isinstance(document, Mapping) and document  # without the other factors of the batch there is no quotient
+        known = isinstance(document, Mapping) and document  # without the other factors of the batch, the quotient is not known
         return [(("schedule", "num_microbatches"), count) for count in microbatches_of(document, value)] if known else []
     found: list[tuple[KeyPath, Any]] = []
     for key in _meant_keys(path, document):
@@ -131,9 +131,9 @@ def _meant_keys(path: KeyPath, document: Any) -> list[KeyPath]:
 
 
 def _elsewhere(plain: str, wanted: set[str]) -> list[KeyPath]:
-    """Keys of any section by their last names; by a similar one if there is none."""
+    """Keys of any section with this last name, or with a similar one if there is none."""
     elsewhere = [key for key in all_keys() if key[-1] in wanted]
-    if elsewhere:  # without keys that are nested much deeper than another one, such as an encoder's
+    if elsewhere:  # excludes keys that are nested much deeper than the wrong one, such as those of an encoder
         shallow = min(map(len, elsewhere)) + 1
         return sorted((key for key in elsewhere if len(key) <= shallow), key=dotted)[:4]
     by_name = {str(key[-1]): key for key in all_keys()}
@@ -160,7 +160,7 @@ def describe(fault: Fault, source: SourceMap) -> Diagnostic:
     key = f"{fault.key}.kind" if of_kind else fault.key
     where = source.locate(fault.key if fault.type == "union_tag_not_found" else key)
     if key in source.overrides or (of_kind and where.file in source.overrides.values()):
-        name = f"{key.rpartition('.')[2]}: "  # a hint for the command line is another argument of it
+        name = f"{key.rpartition('.')[2]}: "  # a hint for the command line is another argument of the command
         hints = [f"--set {quote(f'{key}={hint.removeprefix(name)}')}" if hint.startswith(name) else hint for hint in hints]
     return diagnostic(code, detail, where, hints)
 
@@ -193,7 +193,7 @@ def _depth(fault: Fault) -> int:
 
 
 def _line(fault: Fault, text: str) -> str:
-    """The line `key: value` that has `text` in the place of the value; of a list, all its items are in it."""
+    """The line `key: value` that has `text` in the place of the value; if the value is a list, the line has all its items."""
     depth = _depth(fault)
     return f"{fault.path[depth - 1]}: {_with_item(_at(fault.document, fault.path[:depth]), fault.path[depth:], text)}"
 

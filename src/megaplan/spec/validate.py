@@ -113,7 +113,7 @@ def _real_path(location: tuple[str | int, ...], document: Any) -> tuple[KeyPath,
 
 
 def _pattern_errors(document: dict[str, Any], source: SourceMap) -> list[Diagnostic]:
-    """The pattern's errors even if other keys are wrong."""
+    """Errors of the pattern, which are reported even if other keys are wrong."""
     model = document.get("model")
     if not isinstance(model, dict):
         return []

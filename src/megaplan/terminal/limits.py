@@ -45,7 +45,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         found, seen = pending.pop(0), seen + 1
         yield found
         failures = getattr(found, "failures", None)
-        if isinstance(failures, dict):  # of torch's checkpoints: (error, frames) of each rank
+        if isinstance(failures, dict):  # raised by torch's checkpoints: (error, frames) of each rank
             pending += [each[0] for each in failures.values() if isinstance(each, tuple) and each and isinstance(each[0], BaseException)]
         pending += [each for each in (found.__cause__, found.__context__) if each is not None]
 

@@ -47,7 +47,7 @@ def write(text: str) -> None:
 
 
 def flush() -> None:
-    """Write what stdout has buffered.
+    """Write the buffered output of stdout.
 
     Raises:
         OutputError: It could not be written.
@@ -63,7 +63,7 @@ def _answering() -> Iterator[None]:
         raise OutputError(OSError(errno.EBADF, "it is closed"))
     try:
         yield
-    except (OSError, ValueError) as error:  # ValueError: stdout was closed by this process
+    except (OSError, ValueError) as error:  # ValueError: this process has closed stdout
         raise OutputError(error) from None
 
 

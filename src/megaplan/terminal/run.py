@@ -15,9 +15,11 @@ from megaplan.terminal.streams import unfailing_stderr
 
 VARIABLE = "MEGAPLAN_CPU_SECONDS"
 DEFAULT_SECONDS = 10.0
-"""An estimate takes hundredths of a second, a report of a thousand ranks one or two."""
+"""Processor seconds that a command may take by default: an estimate takes hundredths of a second, a report of a thousand ranks takes one
+or two seconds.
+"""
 AGAIN_SECONDS = 0.2
-"""The exception is lost where Python calls code that cannot raise, such as a destructor: it is raised again."""
+"""Seconds until the exception is raised again: it is lost if Python is in code that cannot raise, such as a destructor."""
 
 
 class ProcessorTimeError(BaseException):
@@ -92,7 +94,7 @@ def exit_status_of(command: Callable[[], object], failed: Callable[[Exception], 
             detail = f"{error.seconds:g} s of processor time"
             output.report([diagnostic("MP494", detail, hints=(f"{VARIABLE}={12 * error.seconds:g} before the command",))])
             return ERROR
-        except Exception as error:  # last resort: an exception that no command handles is reported, and never becomes an answer
+        except Exception as error:  # last resort: an exception that no command handles is reported, and no result is printed
             return failed(error)
     return status if isinstance(status, int) else 0
 

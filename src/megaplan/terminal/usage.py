@@ -1,4 +1,4 @@
-"""A command line that the argument parser refuses, as a diagnostic."""
+"""Diagnostics for command lines that the argument parser refuses."""
 
 import re
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ class BaseWeight(NamedTuple):
     pieces: Pieces
 
     def fill(self, mesh: RankMesh) -> None:
-        """Pack what was read."""
+        """Pack the tensors that were read."""
         found = []
         for (_, part), value in zip(parts_of(self.tensor, self.packing), pack(self.pieces.local, self.packing), strict=True):
             found.append(local_part(part, value, mesh) if part.tp_dim == 1 else value)

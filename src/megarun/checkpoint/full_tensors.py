@@ -44,6 +44,6 @@ def full_tensors(checkpoint: AnyPath, names: Iterable[str]) -> Iterator[tuple[st
             wanted, reader = {name: Pieces.unsharded(tensor)}, CheckpointReader(checkpoint, manifest)
             try:
                 load(wanted, storage_reader=reader, planner=PiecesLoadPlanner(), no_dist=True)
-            except (CheckpointException, OSError, RuntimeError, ValueError) as error:  # the first is not an Exception
+            except (CheckpointException, OSError, RuntimeError, ValueError) as error:  # the first is not a subclass of Exception
                 raise refusal("MP644", f"{checkpoint}: {name}: {first_reason(error)}", file=str(checkpoint)) from None
         yield name, tensor

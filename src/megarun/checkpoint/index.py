@@ -18,7 +18,7 @@ from megarun.remote import AnyPath
 INDEX = "index.json"
 MAX_INDEX_BYTES = 1 << 26  # a million pieces, and at most some 500 MiB while it is parsed
 MOST_DIMS = 8
-MOST_COMPARISONS = 20_000_000  # for one tensor's chunks; n chunks along one dim need n comparisons
+MOST_COMPARISONS = 20_000_000  # a limit for the chunks of one tensor; n chunks along one dim need n comparisons
 Box = tuple[tuple[int, int], ...]
 """Start and end along each dim."""
 
@@ -129,7 +129,7 @@ def _overlap(boxes: Sequence[Box]) -> tuple[int, ...] | None:
 
 
 def file_ends(tensors: dict[str, SavedTensor]) -> dict[str, int]:
-    """The size in bytes that each file of an index has at least, by name."""
+    """The smallest possible size in bytes of each file of an index, by name."""
     ends: dict[str, int] = {}
     for chunk in _chunks(tensors):
         ends[chunk.file] = max(ends.get(chunk.file, 0), chunk.offset + chunk.length)

@@ -25,7 +25,7 @@ from megarun.launch.interrupt import Interrupt, largest
 from megarun.remote import RemotePath, any_path
 
 SETTLE_SECONDS = 5.0
-"""Less than the other ranks of a failed job wait before they exit."""
+"""Shorter than the time for which the other ranks of a failed job wait before they exit."""
 
 
 class Keeper:
@@ -74,7 +74,7 @@ class Keeper:
                 self._owner.claim()
             for restored in tidy(root):
                 note([f"restored {restored}, which a killed save had renamed"])
-        dist.barrier(self.control)  # no rank looks for checkpoints before
+        dist.barrier(self.control)  # no rank looks for checkpoints before this
         if wanted == AUTO:
             self._found = newest_complete(root, self.control, self._retention.damaged)
         elif wanted != NEVER:
@@ -125,7 +125,7 @@ class Keeper:
     def _load(self, trainer: Trainer) -> tuple[int, DataProgress]:
         """Load the checkpoint that was found; with `--resume auto` an unreadable checkpoint is skipped for the previous one.
 
-        Its files match their checksums, so it was saved unreadable, or the disk fails now.
+        Its files match their checksums, so either it was already unreadable when it was saved, or the disk fails now.
         """
         run = self._run
         while True:

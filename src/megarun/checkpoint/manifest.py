@@ -180,7 +180,7 @@ def _parsed(document: dict[str, Any], *, old: bool) -> Manifest:
         torch=str(document["torch"]),
         files=files,
         data_progress=_data_progress(document["course"]),
-        validation_fraction=str(document.get("validation_fraction", "0")),  # older versions could not hold out rows
+        validation_fraction=str(document.get("validation_fraction", "0")),  # older versions could not keep validation rows
         line=FIRST_LINE if old else check_line(tuple((count(number), count(step)) for number, step in document["line"])),
         data=None if old else _data(document["data"]),
     )
@@ -238,7 +238,7 @@ def damaged_files(checkpoint: AnyPath, manifest: Manifest, share: tuple[int, int
 
 
 def unlisted_files(checkpoint: AnyPath, manifest: Manifest) -> list[str]:
-    """Files that the manifest must list and does not, or lists too short, one line each; no data file is read.
+    """Files that the manifest must list but does not, or lists with too small a size, one line each; no data file is read.
 
     If rank 0 could not see the files of other nodes, both folder and manifest may lack them; only the index lists them.
     """

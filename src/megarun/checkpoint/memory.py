@@ -119,7 +119,7 @@ class NodeMemory:
             return known
         descriptor = os.open(data, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, num_bytes)  # an error here instead of a SIGBUS in the copy
+            os.posix_fallocate(descriptor, 0, num_bytes)  # raises an error here instead of a SIGBUS in the copy
             os.ftruncate(descriptor, num_bytes)
         finally:
             os.close(descriptor)
@@ -131,7 +131,7 @@ class NodeMemory:
         write_whole(self._files(record.rank, record.step)[1], record.text(), str(os.getpid()))
 
     def records(self, plan: str) -> list[Record]:
-        """The copies that count, of this plan."""
+        """The records of complete copies of this plan."""
         found = []
         for path in sorted(self.folder.glob("*.json")):
             with suppress(OSError, ValueError, TypeError):
@@ -189,13 +189,13 @@ class MemoryCopies:
 
     @classmethod
     def of_job(cls, plan: str, control: dist.ProcessGroup) -> "MemoryCopies | None":
-        """The copies of a job that torchrun has started, which alone can start its processes again; else None."""
+        """The copies of a job that torchrun has started, because only torchrun can restart its processes; else None."""
         if LAUNCHED not in os.environ:
             return None
         return cls(NodeMemory(ProcessIdentity.of(os.getppid())), plan, control, dist.new_group(backend="gloo"))
 
     def newest(self) -> Record | None:
-        """A copy of the newest step of which every rank has one on some node; None if there is none."""
+        """A copy of the newest step of which a copy of every rank exists on some node; None if there is none."""
         size = dist.get_world_size()
         self._held = [[] for _ in range(size)]
         dist.all_gather_object(self._held, self._node.records(self._plan), group=self._control)

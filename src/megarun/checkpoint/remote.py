@@ -36,7 +36,7 @@ def stage_of(out: Path, rank: int) -> Path:
 
 
 class Owner:
-    """A job's claim on the checkpoints of a storage: of two jobs that claim it, the later one has it, and the other one's saves fail.
+    """A job's claim on the checkpoints of a storage: if two jobs claim it, the later one keeps it, and the saves of the other fail.
 
     Called by rank 0 alone.
 

@@ -108,7 +108,7 @@ def verified(path: AnyPath, group: dist.ProcessGroup) -> Found | str:
     try:
         manifest = read_manifest(path)
         wrong = damaged_files(path, manifest, (dist.get_rank(), dist.get_world_size()))
-    except StorageError:  # ends the job: the contents are unknown
+    except StorageError:  # this error ends the job: the contents are unknown
         raise
     except MegaplanError as error:
         wrong = [error.diagnostics[0].detail]
@@ -219,7 +219,7 @@ def _wanted(items: list[tuple[str, Pieces]], found: Found, spec: Spec, *, weight
 
 
 def _fits(name: str, saved: tuple[int, ...], pieces: Pieces) -> bool:
-    """False for a history of delayed scaling of another length, which begins again."""
+    """False for a history of delayed scaling with another length; such a history starts again."""
     return not is_scaling(name) or saved == tuple(pieces.shape)
 
 

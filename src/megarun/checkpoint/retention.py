@@ -41,7 +41,7 @@ class Retention:
             return path not in self.damaged and not misplaced_files(path, read_manifest(path))
         except StorageError:
             raise
-        except MegaplanError:  # removed, or being changed by another process
+        except MegaplanError:  # another process has removed or is changing it
             return False
 
     def _starts_at(self, path: AnyPath) -> bool:

@@ -140,7 +140,7 @@ class Saver:
             writer.discard()  # on every rank: the folder may not be shared between nodes
             first = first_error(error)[0]
             if isinstance(first, RuntimeError) and has_lost_peer(first):
-                raise first from None  # the rank that has ended is to be named, not this save
+                raise first from None  # the error must name the rank that has ended, not this save
             path = self._run.keeps_in / FOLDER / folder_name(step)
             hints = ("--out DIR    # a folder that all nodes share",) if isinstance(first, UnseenFilesError) else ()
             raise refusal("MP645", f"{path}: {first_reason(error)}", hints=hints, file=str(path.parent)) from None

@@ -46,7 +46,7 @@ def optimizer_state(trainer: Trainer, inventory: Inventory) -> list[tuple[str, P
         name = names[id(parameter)]
         _, sizes, offsets = local_of(parameter)
         for key, value in state.items():
-            whole = key == "step"  # an average is sharded as its parameter, in host memory too
+            whole = key == "step"  # an average is sharded like its parameter, also in host memory
             pieces = Pieces.unsharded(value) if whole else pieces_of_local(tensors[name], local(value), sizes, offsets, trainer.mesh)
             found.append((f"{OPTIMIZER}.{name}.{key}", pieces))
     return sorted(found, key=lambda item: item[0])

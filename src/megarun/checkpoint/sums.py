@@ -44,7 +44,7 @@ def record_of(path: AnyPath) -> FileRecord:
 
 
 def known_sums(folder: AnyPath) -> Known:
-    """Sums that this process has of the files of a folder, for the other ranks."""
+    """Checksums of a folder's files that this process knows, for the other ranks."""
     return {key: sha256 for key, sha256 in _KNOWN.items() if key[0].startswith(f"{folder}/")}
 
 
@@ -69,7 +69,7 @@ def open_summed(path: AnyPath, record: FileRecord) -> Iterator[BinaryIO]:
                 raise ChangedFileError(f"{path.name}: SHA-256 {found.sha256[:16]}…, {record.sha256[:16]}… in the manifest")
             file.seek(0)
         yield file
-        if _state(path, file) != state and _again(path, file) != record:  # its times change where only its name is removed, too
+        if _state(path, file) != state and _again(path, file) != record:  # times also change when only another name of the file is removed
             raise ChangedFileError(f"{path.name}: changed while it was read")
 
 

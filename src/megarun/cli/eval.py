@@ -22,7 +22,7 @@ def write_evaluation(run: str, data: Path, most_rows: int | None, *, as_json: bo
     """
     checkpoint = checkpoints_at(run)[0]
     saved = saved_job(checkpoint)
-    source = open_tokens(data, saved.spec)  # before the weights, which take longer
+    source = open_tokens(data, saved.spec)  # opened before the weights, which take longer
     found = evaluate(checkpoint, saved, source, most_rows, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if as_json:
         numbers = {"rows": found.rows, "labels": found.labels, "loss": found.loss, "perplexity": found.perplexity}

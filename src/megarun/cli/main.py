@@ -94,7 +94,7 @@ def train(
     command resumes, with this plan or another plan of the same model. With --plans and torchrun's --nnodes MIN:MAX --max-restarts N a job
     that loses a node continues with the plan for the remaining ones.
     """
-    # Torch takes seconds to load: errors in the arguments, the plan or the data are reported before.
+    # Torch takes seconds to load: errors in the arguments, the plan or the data are reported first.
     from megarun.api import Evaluation, prepare_run  # noqa: PLC0415
     from megarun.job.run import Checkpoints, Viewers  # noqa: PLC0415
     from megarun.launch.failure import exit_on_peer_failure, report_failure  # noqa: PLC0415
@@ -126,7 +126,7 @@ def train(
         trained = loop.train(prepared, launch, Timeouts(first_step_timeout, step_timeout), kernels)
         if launch.rank == 0:
             _summarise(job.spec.name, trained, candidates.out)
-    except Exception as error:  # the last resort: no user sees a traceback unasked
+    except Exception as error:  # last resort: no user sees a traceback without asking for it
         report_failure(error, launch, job.spec.mesh if job else None, with_traceback=with_traceback)
         return ERROR
     return SIGNAL_STATUS + trained.stopped_by if trained.stopped_by else 0

@@ -42,7 +42,7 @@ class TokenRows(Protocol):
 
     @property
     def bytes_per_token(self) -> float:
-        """UTF-8 bytes of text of a token, on average."""
+        """Average number of UTF-8 bytes of text per token."""
         ...
 
     def rows(self, step: int, seed: int, num_rows: int, seq_length: int) -> np.ndarray:
@@ -160,7 +160,7 @@ class Batch(NamedTuple):
 class Batches:
     """This rank's microbatches: token ids on the first stage, labels on the last, else None.
 
-    Rank 0 of a V schedule has both, and so has either end of DualPipe.
+    Rank 0 of a V schedule has both, and so have both end ranks of DualPipe.
     """
 
     def __init__(self, source: TokenRows, spec: Spec, mesh: RankMesh) -> None:
@@ -286,7 +286,7 @@ def _earlier(rows: Tensor, starts: Tensor | None, places: int, ahead: int = 0) -
 
     Args:
         rows: int64 [n, T + 1].
-        starts: int32 [n, T + 1], see `TokenRows.starts`; None for one document a row.
+        starts: int32 [n, T + 1], see `TokenRows.starts`; None for one document per row.
         places: Distance backwards, from 1 on.
         ahead: Distance forwards, from 0 on.
 
@@ -295,7 +295,7 @@ def _earlier(rows: Tensor, starts: Tensor | None, places: int, ahead: int = 0) -
     """
     length = rows.shape[1] - 1
     found = torch.full_like(rows[:, :length], MISSING)
-    first, stop = max(places - ahead, 0), max(length + 1 - max(ahead, 1), 0)  # where both tokens are in the row
+    first, stop = max(places - ahead, 0), max(length + 1 - max(ahead, 1), 0)  # targets for which both tokens are in the row
     if first < stop:
         source = slice(first + ahead - places, stop + ahead - places)
         found[:, first:stop] = rows[:, source]

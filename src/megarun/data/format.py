@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-MAGIC = b"\x89MGTOK\r\n"  # a byte above 127 and a CR-LF pair: a copy in text mode or through a 7-bit channel no longer matches
-VERSION = 3  # files with platforms; with token classes alone they are version 2, without either version 1, which older readers support
+MAGIC = b"\x89MGTOK\r\n"  # a byte above 127 and a CR-LF pair: they detect a copy in text mode or through a 7-bit channel
+VERSION = 3  # files with platforms; with token classes alone they have version 2, with neither version 1, which older readers support
 PREAMBLE = struct.Struct("<8sII")  # magic, version, length of the header's JSON
 PAYLOAD_START = 4096  # the header is padded to a page, so the offsets are aligned wherever the file is mapped
 OFFSET_BYTES = 8
-MIN_VOCAB_SIZE = 257  # 256 bytes and the end of document
+MIN_VOCAB_SIZE = 257  # the 256 bytes and the end of a document
 MAX_CATEGORIES = 256  # a class and a platform have one byte each
 STRUCTURE_FIELDS, PLATFORM_FIELDS = ("structure", "num_categories"), ("platform", "num_platforms")
 WITH_CLASSES, WITH_PLATFORMS = 2, 3

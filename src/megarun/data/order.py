@@ -13,7 +13,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_ROUNDS = 8  # four are the theory's minimum against chosen inputs; small domains need more to mix
+NUM_ROUNDS = 8  # four rounds are the theoretical minimum against chosen inputs; small domains need more to mix
 
 
 def shuffled(positions: NDArray[np.int64], length: int, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -111,7 +111,7 @@ def token_classes(text: str, token_bytes: NDArray[np.int64]) -> NDArray[np.uint8
         raise ValueError(f"the tokens have {int(ends[-1]) if ends.size else 0} bytes, and the text has {classes.size}")
     if not ends.size:
         return np.zeros(0, dtype=np.uint8)
-    # for each byte, the first byte from it on that is not white space, or the text's end
+    # for each byte, the first byte from it on that is not white space, or the end of the text
     place = np.where(classes != WHITESPACE, np.arange(classes.size), classes.size)
     following = np.minimum.accumulate(place[::-1])[::-1]
     starts = ends - token_bytes
@@ -129,7 +129,7 @@ def byte_classes(text: str) -> NDArray[np.uint8]:
 
 def _pieces(text: str) -> Iterator[tuple[int, int]]:
     """(class, number of bytes) of each lexical token in order."""
-    fresh = True  # only white space precedes on the line
+    fresh = True  # the line has only white space before it
     for match in _TEXT.finditer(text):
         group, piece = str(match.lastgroup), match.group()
         yield _class(group, piece, text, match.end(), fresh=fresh), len(piece) if piece.isascii() else len(piece.encode())

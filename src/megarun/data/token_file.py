@@ -42,7 +42,7 @@ class TokenFile:
             MegaplanError: MP611 unreadable, MP612 not a token file, MP613 a newer format, MP614 damaged.
         """
         self.path = Path(path)
-        # opened once: header, maps and `verify` are of one file, whatever has its name later
+        # opened once: header, maps and `verify` refer to the same file, even if another file gets its name later
         self._file, self.header = _opened(self.path)
         file, header, dtype = self._file, self.header, DTYPES[self.header.dtype]
         found = os.fstat(file.fileno())
@@ -283,7 +283,7 @@ class TokenFile:
     def _require_length(self) -> None:
         """Refuse a file that is shorter than when it was opened: reading a mapped page beyond its end would kill the process (SIGBUS)."""
         mapped: Any = self.tokens
-        num_bytes = mapped._mmap.size()  # of the mapped file, also if another one has its name now
+        num_bytes = mapped._mmap.size()  # the size of the mapped file, even if another file has its name now
         if num_bytes < self.header.file_bytes:
             detail = f"truncated while it is read: it has {num_bytes:,} bytes, when it was opened {self.header.file_bytes:,}"
             raise self.damaged(detail)
@@ -329,7 +329,7 @@ def _opened(path: Path) -> tuple[BinaryIO, Header]:
     place, rewrite = str(path), (REWRITE.format(path),)
     try:
         file = open_regular(path)
-    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+    except (OSError, ValueError) as error:  # ValueError: the name contains a null character
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         hint = (f"ls -ld {place}",) if isinstance(error, OSError) and error.errno == EINVAL else rewrite
         raise refusal("MP611", f"it is {reason}" if hint != rewrite else reason, None, hint, place) from error

@@ -124,7 +124,7 @@ def _write_payload(
     offsets = np.zeros(header.num_documents + 1, dtype="<i8")
     file.seek(header.tokens_start)
     done = 0
-    with TemporaryFile() as classes:  # their offset is known only after all tokens
+    with TemporaryFile() as classes:  # their offset is known only after all tokens are written
         for batch in _batches(corpus):
             texts = [corpus.text(index) for index in batch]
             for index, text, ids in zip(batch, texts, tokenizer.encode(texts), strict=True):

@@ -129,7 +129,7 @@ def read_tokenizer(path: Path, end: str | None = None) -> TrainedTokenizer:
     try:
         content = path.read_bytes()
         tokenizer = Tokenizer.from_buffer(content)
-    except Exception as error:  # the library has no exception class for it
+    except Exception as error:  # the library has no specific exception class
         raise refusal("MP680", f"{path}: {str(error).splitlines()[0]}", hints=hints, file=str(path)) from None
     names = (end,) if end is not None else _ENDS
     ids = tokenizer.get_vocab()
@@ -139,7 +139,7 @@ def read_tokenizer(path: Path, end: str | None = None) -> TrainedTokenizer:
         raise refusal("MP680", detail, hints=("--end-of-document TOKEN",), file=str(path))
     if max(ids.values()) + 1 < MIN_VOCAB_SIZE:
         raise refusal("MP680", f"{path}: ids up to {max(ids.values())}, and a token file has at least {MIN_VOCAB_SIZE}", file=str(path))
-    tokenizer.encode_special_tokens = True  # a text that spells a special token is text
+    tokenizer.encode_special_tokens = True  # text that spells a special token is encoded as ordinary text
     own_bytes = len(ids) == MIN_VOCAB_SIZE and found == END_OF_DOCUMENT
     kind = TokenizerKind.BYTES if own_bytes else TokenizerKind.BPE
     return TrainedTokenizer(kind, tokenizer, ids[found], content=content)
@@ -209,5 +209,5 @@ def _byte_level(model: BPE) -> Tokenizer:
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.encode_special_tokens = True  # a text that spells the end of document is text, not an end
+    tokenizer.encode_special_tokens = True  # text that spells the end-of-document token is encoded as text, not as an end
     return tokenizer

@@ -21,7 +21,7 @@ def examine(plan: str | None, *, out: Path | None, as_json: bool) -> int:
     Raises:
         MegaplanError: The plan cannot be read.
     """
-    warnings.simplefilter("ignore")  # of torch and triton about themselves
+    warnings.simplefilter("ignore")  # warnings of torch and triton about their own internals
     needs = list(plan_findings(plan)) if plan is not None else []  # before CUDA starts: it forks
     found: list[Finding] = [*versions(), *compilers(), *devices(), *memory(), *folders(out), *needs]
     if as_json:

@@ -128,7 +128,7 @@ class Trainer:
         self._delayed = self._delayed_updates(spec)
         self.scales_losses, self._scale = spec.precision.scales_losses, 1.0
         self.scale_losses(START.loss_scale)
-        self._norm = 0.0  # of gradients that were measured and not yet applied
+        self._norm = 0.0  # the norm of gradients that were measured and not yet applied
         self._owned: list[nn.Parameter] = []
         self._replicated: list[tuple[str, nn.Parameter]] = []
         self._dense: list[tuple[str, nn.Parameter]] = []
@@ -165,7 +165,7 @@ class Trainer:
         return DelayedUpdates([stage.delayed for stage in in_order if stage.delayed is not None], self.mesh, spec.num_copies)
 
     def take_note(self) -> str | None:
-        """A message for the log that has not been taken yet; None if there is none."""
+        """A message for the log that was not returned before; None if there is none."""
         return self._runner.take_note() if isinstance(self._runner, GraphedRunner) else None
 
     def scale_losses(self, scale: float) -> None:
@@ -241,7 +241,7 @@ class Trainer:
 
     def reduced_loss(self, partial: Tensor) -> Tensor:
         """The loss of the global batch, summed over the ranks' parts."""
-        # with `vocab_parallel` every TP rank has the loss of all tokens of its group, else of its local tokens
+        # with `vocab_parallel` every TP rank has the loss of all tokens of its group, otherwise of its local tokens
         tokens_of = () if self._spec.mesh.vocab_parallel else ("tp",)
         return self.mesh.sum(partial, "pp", "dp_replicate", "dp_shard", "cp", *tokens_of)
 

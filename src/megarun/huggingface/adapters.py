@@ -1,4 +1,4 @@
-"""Adapters merged into the weights of their linears: W + alpha / rank · B A, W made of its packed rows where `lora.base` packs it."""
+"""Adapters merged into the weights of their linears: W + alpha / rank · B A, with W dequantised if `lora.base` packs it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

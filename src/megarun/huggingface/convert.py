@@ -151,7 +151,7 @@ def export_weights(
     saved = adapters.whole(saved, str(TORCH_DTYPES[job.spec.precision.params.of_products]))
     _require_shapes(rules, saved, checkpoint)
     stored = {name: dtype or DTYPES[each.dtype] for name, each in saved.items() if each.dtype in DTYPES}
-    stored |= {name: torch.float32 for name in stored if name.endswith(f".{EXPERT_BIAS}")}  # as models keep it, whatever their dtype
+    stored |= {name: torch.float32 for name in stored if name.endswith(f".{EXPERT_BIAS}")}  # models keep it in fp32, whatever their dtype
     written = [*rules, *copied_rules(NAMES[imported.family], job.inventory)]
     main = stored[rules[0].ours[0].name]
     groups = [_group(rule, adapters, stored[rule.ours[0].name]) for rule in written]

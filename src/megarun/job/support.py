@@ -7,7 +7,7 @@ from megaplan.spec.not_built_yet import megarun_refuses
 from megarun.errors import refusal
 
 ORDERS = {
-    # the order in which a parameter is sharded (`parallel.groups`, then FSDP2 on the rest)
+    # the order in which a parameter is sharded: by `parallel.groups` first, then the rest by FSDP2
     "ownership_order": ("tp", "pp", "fsdp2", "ep"),
     # `engine.trainer`: stages with their part of each tensor, then the wrappers applied to them
     "code_order": ("pipeline_split", "tensor_parallel", "recompute", "fsdp2_bottom_up", "ddp", "expert_parallel", "optimizer"),

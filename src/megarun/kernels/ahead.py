@@ -80,7 +80,7 @@ class KernelsAhead:
         self._began: float | None = None
         if int(os.environ.get(LOCAL_RANK, "0")) > 0:
             return
-        if threading.active_count() > 1:  # a lock that another thread holds would stay held in a fork
+        if threading.active_count() > 1:  # a lock that another thread holds would stay locked in the forked process
             self._refused = "this process has other threads, so it cannot be forked"
             return
         if current_process().daemon:
@@ -94,7 +94,7 @@ class KernelsAhead:
         except OSError as error:
             self._process, self._refused = None, str(error)
         given.close()
-        atexit.register(self.close)  # before multiprocessing waits for the process
+        atexit.register(self.close)  # called before multiprocessing waits for the process
 
     @property
     def is_wanted(self) -> bool:
@@ -112,7 +112,7 @@ class KernelsAhead:
         """Start compiling for a target; `rank` as for `begin`."""
         self._began = time.monotonic()
         if self._process is not None and self._pipe is not None:
-            with suppress(OSError):  # it has ended, which `finish` sees
+            with suppress(OSError):  # the process has ended, which `finish` notices
                 self._pipe.send((target, rank, int(os.environ.get(LOCAL_SIZE, "1")), self._num_processes))
 
     def finish(self, store: Store, rank: int, stops: Callable[[], bool], show: Callable[[int, int], None]) -> Outcome:
@@ -187,10 +187,10 @@ def _serve(pipe: Connection, others: Connection, job: Job, parent: int) -> None:
     try:
         target, first, count, num_processes = pipe.recv()
     except EOFError:
-        return  # the run has no use for it
+        return  # the run does not need this result
     error = ""
     try:
-        settle(cache_folder())  # entries that were compiled elsewhere and taken along
+        settle(cache_folder())  # entries that were compiled elsewhere and copied here
         each: tuple[int, Compiled]
         for each in compile_kernels(job, ranks_of_machine(job, first, count), target, num_processes):
             pipe.send(each)

@@ -39,7 +39,7 @@ def compile_plan(plan: str, *, device: str | None, cache: Path | None, jobs: int
     from megarun.kernels.cache import cache_folder, settle, size_of, use_cache  # noqa: PLC0415  (need triton)
     from megarun.kernels.compiler import CompileError, compile_kernels, default_processes  # noqa: PLC0415
 
-    warnings.simplefilter("ignore")  # of torch and triton about themselves
+    warnings.simplefilter("ignore")  # warnings of torch and triton about their own internals
     try:
         if cache is not None:
             use_cache(cache)

@@ -149,7 +149,7 @@ def end_with(parent: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(END_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before the call
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
 
 
@@ -189,6 +189,6 @@ def _timed(launch: KernelLaunch, run: Callable[[KernelLaunch], bool]) -> Compile
     began = time.perf_counter()
     try:
         cached, error = run(launch), ""
-    except Exception as failure:  # a compiler's error is this kernel's, and the run's own launch shows it
+    except Exception as failure:  # a compiler error concerns this kernel only, and the run's own launch reports it
         cached, error = False, f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
     return Compiled(launch.kernel.name, time.perf_counter() - began, cached, error)

@@ -89,7 +89,7 @@ def cuda_code(target: Target, launched: Launched) -> Iterator[None]:
         stack.enter_context(replaced(Tensor, is_cuda=property(lambda _: True)))
         library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
         library.impl("_scaled_mm.out", lambda *_, out, **__: out, "Meta")  # torch has no variant that writes into a given result
-        library.impl("_fused_adamw_.tensor_lr", lambda *_, **__: None, "Meta")  # and no variant whose rate is on the device
+        library.impl("_fused_adamw_.tensor_lr", lambda *_, **__: None, "Meta")  # nor a variant whose learning rate is on the device
         stack.enter_context(torch.no_grad())
         yield
 

@@ -71,7 +71,7 @@ class KernelLaunch(NamedTuple):
 
 
 class CompilingDriver:
-    """A driver of Triton for a device that need not be there: it compiles, and launches nothing."""
+    """A Triton driver for a device that may be absent: it compiles kernels but launches none."""
 
     def __init__(self, target: Target) -> None:
         self._target = GPUTarget("cuda", target.arch, WARP_SIZE)

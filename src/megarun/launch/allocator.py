@@ -20,7 +20,7 @@ class AllocatorSetting:
     """Settings of torch's allocator.
 
     Attributes:
-        expandable_segments: True if segments grow in place instead of one being taken for each size that does not fit.
+        expandable_segments: True if segments grow in place; otherwise a new segment is allocated for each size that does not fit.
         source: Source of the setting: a variable of the environment, the runtime, or torch's default.
         raw: The full setting as torch reads it; empty without one.
     """
@@ -49,7 +49,7 @@ def allocator_setting(environment: MutableMapping[str, str] | None = None) -> Al
 
 
 def set_allocator(planned: bool, environment: MutableMapping[str, str] | None = None) -> AllocatorSetting:
-    """Set expandable segments as planned, unless the environment says something about them; its other options stay.
+    """Set expandable segments as planned, unless the environment sets them; other options of the environment are kept.
 
     Call it before CUDA starts: torch reads the setting once.
 

@@ -122,7 +122,7 @@ def exit_process(status: int) -> None:
 def _exit_now(status: int) -> NoReturn:
     """Exit without cleanup; output that the streams do not accept is lost."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # None if the process was started without
+        with suppress(OSError, ValueError, AttributeError):  # None if the process was started without an address
             stream.flush()
     os._exit(status)
 
@@ -181,7 +181,7 @@ def _is_first(launch: Launch) -> bool:
     try:
         if launch.store.compare_set(FIRST, "", mine) == mine.encode():
             return True
-    except RuntimeError:  # the store's rank has exited, which it does after the first error is printed, unless it was killed
+    except RuntimeError:  # the rank that hosts the store has exited; unless it was killed, it exits after the first error is printed
         output.note([f"rank {launch.rank}: the store of the job is closed, so the first failure is unknown"])
         return False
     try:

@@ -40,7 +40,7 @@ class Interrupt:
         for handle in self._pipe:
             os.set_blocking(handle, False)
         self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-        # `nohup` ignores SIGHUP for its command, and a signal that is ignored stays so
+        # `nohup` ignores SIGHUP for its command, and an ignored signal stays ignored
         noted = [number for number in SIGNALS if number in ALWAYS or signal.getsignal(number) is not signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._note) for number in noted}
         return self

@@ -1,4 +1,7 @@
-"""The identity of a process, which shows whether it still runs; a process id alone is used again and means nothing on another machine."""
+"""The identity of a process, which shows if it still runs.
+
+A process id alone is not sufficient: it is reused, and has no meaning on another machine.
+"""
 
 import os
 import signal

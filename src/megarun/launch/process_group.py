@@ -27,7 +27,7 @@ START_TIMEOUT_SECONDS = 60.0
 FLIGHT_RECORDER_ENTRIES = "2000"
 RESOLVE_SECONDS = 20.0
 CONNECT_FACTOR = 2.0
-"""Times of `--start-timeout` in which the ranks must have connected to each other."""
+"""Factor of `--start-timeout` within which the ranks must have connected to each other."""
 JOIN_SECONDS = 2.0  # the store's own attempts end slightly after the limit
 MOST_NAMED = 8
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
@@ -137,7 +137,7 @@ def _join(who: str, first: bool, port: int, limit: timedelta) -> Store:
 
     def join() -> None:
         try:
-            # does not wait for workers: missing ranks show in the store
+            # does not wait for workers: missing ranks are found in the store
             joined.set_result(TCPStore(host, port, is_master=serves, timeout=limit, wait_for_workers=False, multi_tenant=True))
         except Exception as error:
             joined.set_exception(error)

@@ -20,7 +20,7 @@ class Timeouts:
 
     Attributes:
         first_step: Time limit of the first step, which compiles and connects, and of evaluations and saves.
-        step: After that; at least five times the longest that the rank has been in one place of a step.
+        step: Time limit after the first step; at least five times the longest time that the rank has spent in one place of a step.
     """
 
     first_step: float = 1800.0

@@ -127,7 +127,7 @@ def kubernetes_documents(shape: JobShape, words: Sequence[str], image: str, volu
         "completions": shape.num_nodes,
         "parallelism": shape.num_nodes,
         "completionMode": "Indexed",
-        "backoffLimit": 20 * shape.num_nodes,  # every pod of a job that lost one ends and is started again
+        "backoffLimit": 20 * shape.num_nodes,  # if a pod fails, every pod of the job is stopped and started again
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     own = [{"podSelector": {"matchLabels": labels}}]

@@ -62,7 +62,7 @@ def session_name(store: Store, rank: int, world_size: int, limit: timedelta) -> 
     while time.monotonic() < end:
         for number in range(answered + 1, store.add(ASKED, 0) + 1):
             asker, size, nonce = json.loads(store.get(f"{ASKED}/{number}"))
-            if asker > 0 and size == world_size:  # one of an earlier start reads no answer any more
+            if asker > 0 and size == world_size:  # a question of an earlier start is no longer answered
                 store.set(f"{ANSWER}/{nonce}", mine)
             answered = number
         if joined.check(here_keys(world_size)[1:]):

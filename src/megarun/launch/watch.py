@@ -30,7 +30,7 @@ from megarun.launch.progress import CONNECTING, Progress
 
 BEAT_SECONDS = 2.0
 SILENT_SECONDS = 10.0
-STOP_SECONDS = 30.0 - SILENT_SECONDS - 4 * BEAT_SECONDS  # torchrun kills its processes 30 s after the signal; the report takes the rest
+STOP_SECONDS = 30.0 - SILENT_SECONDS - 4 * BEAT_SECONDS  # torchrun kills its processes 30 s after the signal; the report needs the rest
 MOST_NAMED = 8
 
 
@@ -121,7 +121,7 @@ class Watch:
         beat_seconds: float = BEAT_SECONDS,
         silent_seconds: float = SILENT_SECONDS,
     ) -> None:
-        # its own connection: the main thread's is busy while it waits for another rank
+        # a separate connection: the main thread's is busy while it waits for another rank
         self._launch = replace(launch, store=launch.store.clone()) if launch.world_size > 1 else launch  # type: ignore[attr-defined]
         self._mesh, self._progress, self._interrupt = mesh, progress, interrupt
         self._every, self._silent = beat_seconds, silent_seconds
@@ -144,7 +144,7 @@ class Watch:
 
     def _run(self) -> None:
         try:
-            self._publish()  # at once: a rank that is stuck within the first beat must be known, too
+            self._publish()  # the first heartbeat is sent at once: a rank that is stuck before the second must be detected, too
             while not self._over.wait(self._every):
                 self._publish()
                 self._turn = time.monotonic()
@@ -153,7 +153,7 @@ class Watch:
                     self._end(SIGNAL_STATUS + self._interrupt.signalled)
                 elif any(each.is_overdue(max(self._silent, self._progress.step_timeout)) for each in seen.values()):
                     self._end(ERROR)
-        except RuntimeError:  # the store is closed: the process that kept it has ended, which every rank notices
+        except RuntimeError:  # the store is closed: the process that hosted it has ended, which every rank notices
             self._turn = float("inf")
 
     def _guard(self) -> None:
@@ -198,8 +198,8 @@ class Watch:
 
     def _end(self, status: int) -> None:
         """Report the stuck ranks once for the job, and end this process."""
-        self._turn = time.monotonic() + 3 * self._silent  # the store has just answered; the following steps take a while
-        if self._launch.world_size > 1:  # who still beats shows only after a while
+        self._turn = time.monotonic() + 3 * self._silent  # the store has just answered; the next steps take a while
+        if self._launch.world_size > 1:  # the heartbeats show only after a while which ranks are alive
             self._look(range(self._launch.world_size))
             end = time.monotonic() + self._silent + self._every
             while time.monotonic() < end and not self._over.wait(self._every):

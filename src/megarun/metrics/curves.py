@@ -74,7 +74,7 @@ class Curves(ABC):
             action()
         except MegaplanError:
             raise
-        except Exception as error:  # of another project's writer and of its threads
+        except Exception as error:  # exceptions of another project's writer and of its threads
             self._writer = None
             said = (str(error).splitlines() or [type(error).__name__])[0]
             detail = f"{self._folder}: {said}; there are no further curves, and the run continues"
@@ -126,7 +126,7 @@ class WeightsAndBiases(Curves):
             config=dict(self._config),
             settings=quiet,
         )
-        run.define_metric("*", step_metric="step")  # steps that are made again after a restart are logged again
+        run.define_metric("*", step_metric="step")  # steps that are repeated after a restart are logged again
         return run
 
     def _identity(self) -> str:

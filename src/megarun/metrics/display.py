@@ -57,7 +57,7 @@ class Display:
         self._progress.stop()
 
     def note(self, text: str | None, *, anywhere: bool = False) -> None:
-        """Print a message, if there is one; `anywhere`: not only on rank 0."""
+        """Print a message, if there is one; `anywhere` is true to print it on every rank."""
         if (self._speaks or anywhere) and text is not None:
             self._progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 

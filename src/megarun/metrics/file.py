@@ -96,12 +96,12 @@ class MetricsFile:
                     self._waiting.popleft()
         except OSError as error:
             if len(self._waiting) > MOST_WAITING:
-                del self._waiting[1]  # the first may be written in part
+                del self._waiting[1]  # the first line may have been written only partly
                 self._num_lost += 1
             if not self._reported:
                 self._reported = True
                 self._warn(f"{error.strerror or error}; the run continues, and its lines are written when they can be")
-            with suppress(OSError):  # a stale handle of a network file system stays so
+            with suppress(OSError):  # a stale handle of a network file system stays stale
                 self._open_again()
 
     def _make_again_if_removed(self) -> None:
@@ -131,7 +131,7 @@ class MetricsFile:
             os.close(before)
 
     def _open_again(self) -> None:
-        handle = os.open(FILE_NAME, FLAGS, 0o666, dir_fd=self._folder)  # in the run's folder, whatever its name is now
+        handle = os.open(FILE_NAME, FLAGS, 0o666, dir_fd=self._folder)  # opened in the run's folder, even if the folder was renamed
         os.dup2(handle, self._handle, inheritable=False)
         os.close(handle)
 

@@ -23,7 +23,7 @@ from megarun.metrics.records import RankTimes
 EVERY_STEPS = 10
 SAMPLE_SECONDS = 0.005
 SPREAD = 1.5
-LEAST_SHARE = 0.05  # of the step: less is not worth a line
+LEAST_SHARE = 0.05  # a share of the step: a smaller difference is not worth a line
 COMPUTING, DATA = "computing", "reading data"
 
 
@@ -68,7 +68,7 @@ class StepTimes:
         mesh: Mesh of the plan.
         rank: This rank.
         group: gloo group of all ranks.
-        sampler: Measures waiting; None where nothing does.
+        sampler: Measures waiting; None without such measurements.
     """
 
     def __init__(self, mesh: Mesh, rank: int, group: dist.ProcessGroup, sampler: WaitSampler | None) -> None:
@@ -82,7 +82,7 @@ class StepTimes:
         return time.perf_counter()
 
     def add(self, step: int, step_seconds: float, data_seconds: float) -> RankTimes | None:
-        """Add a step; every `EVERY_STEPS` steps a line for all ranks. Collective then.
+        """Add a step; every `EVERY_STEPS` steps it returns a line for all ranks, and is then collective.
 
         Args:
             step: Optimizer steps done.

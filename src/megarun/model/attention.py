@@ -49,7 +49,7 @@ class GroupedQueryAttention(Block):
         self.tp, self.cp, self.head_dim, self.scale = tp, cp, config.head_dim, config.score_factor
         self.value_dim, self.by_head = config.value_width, config.gate_width == "head"
         self.window, self.cap = config.window(layer), config.score_cap
-        self.low_gradients: str | None = None  # format of gradients where a recipe's attention multiplies in eight bits
+        self.low_gradients: str | None = None  # the format of gradients if the attention of a recipe multiplies in eight bits
         self.rotates = layer not in config.nope_layers
         self.norm = RMSNorm(hidden_size, eps)
         self.q_proj = linear(hidden_size, query, config.bias)
@@ -108,7 +108,7 @@ class GroupedQueryAttention(Block):
 
         A gate may have one value a head, [B, T, Hq].
         """
-        # attention's output has no local name: under recompute it is freed while the projection is reduced
+        # attention's output has no local name: under recompute it is freed while the projection's output is reduced
         if self.low_gradients is not None and self.cp.continued is None:
             attend = partial(fp8_attention, q, k, v, self.scale, self.window, starts, self.cap, self.low_gradients)
         else:
@@ -253,7 +253,7 @@ class LatentAttention(Block):
         choice = IndexerSettings(self.scale, self.indexer.top_k, self.indexer.loss_factor * self.indexer.loss_scale, self.eps, self.window)
         attend = context_indexed_attention_choice if self.sends_values else context_indexed_attention
         norm = self.indexer.k_norm
-        # avoid locals that extend lifetimes: attention's output is popped from the list
+        # avoid local names that extend lifetimes: attention's output is popped from the list
         made = [*attend(self.cp, choice, starts, self.sinks, q, k, v, index_q, index_k, index_weights, norm.weight, norm.bias, cos, sin)]
         joined = self.o_proj.reduce(self.o_proj(gated(made.pop(0).flatten(2), gate, by_head=self.by_head)))
         return joined, made[0] if made else None

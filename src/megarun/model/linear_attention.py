@@ -64,7 +64,7 @@ class LinearAttentionBlock(MixerBlock):
     def run_rule(self, normed: Tensor, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, t, h] -> the delta rule's output [B, T, H, V] and its gate [B, T, H·V]."""
         own = (self.latent_proj,) if self.latent else (self.decay_proj, self.gate_proj)
-        # rebound names, so that a step's inputs are freed
+        # names are rebound, so that the inputs of a step are freed
         qk, v, beta, *gates = self.tp.project(normed, self.qk_proj, self.v_proj, self.beta_proj, *own)
         qk = self.conv_qk(qk, starts)
         v = self.conv_v(v, starts)

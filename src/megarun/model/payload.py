@@ -14,7 +14,7 @@ from megaplan.spec.local import Boundary, Part
 from megarun.dtypes import TORCH_DTYPES
 
 Key = tuple[int, str]
-"""A value by the layer that passes it on, and its name there."""
+"""Key of a value: the layer that passes it on, and its name in that layer."""
 Values = dict[Key, Tensor]
 
 

@@ -84,7 +84,7 @@ class Stage(nn.Module):
         self.head_scaling: Scaling | None = None  # of the recipe
         self.delayed: DelayedNumbers | None = None  # of the recipe
         self.packed_maxima: Tensor
-        self.num_packed = 0  # largest magnitudes of weights that packing needs
+        self.num_packed = 0  # the largest magnitudes of the weights, which packing needs
         self.vision, self.projector = build_images(config, slot.blocks, tp)
         self.cuts_streams = config.mesh.cuts_streams
         if "embedding" in slot.blocks:
@@ -107,8 +107,8 @@ class Stage(nn.Module):
         mtp = model.features.mtp if self.predicts else None
         self.looks_ahead = mtp is not None
         if mtp is not None:
-            block = replace(tp, may_wait=False)  # outside the layers weight gradients are never deferred
-            alone = replace(ep, passes_turns=False)  # the ledger of a depth has no points at its exchanges
+            block = replace(tp, may_wait=False)  # weight gradients outside the layers are never deferred
+            alone = replace(ep, passes_turns=False)  # the ledger has no entries for the exchanges of a prediction depth
             self.mtp = nn.ModuleDict({str(depth): build_depth(config, depth, block, alone, cp, factors) for depth in range(mtp.depth)})
             self.further_factor = mtp.loss_weight / mtp.depth
             self.adds_sides_ahead, self.reads_normed_ahead = mtp.side_embeddings, mtp.normed_input

@@ -143,7 +143,7 @@ class VisionEncoder(nn.Module):
             if self.first_norm is not None:
                 x = self.first_norm(x)
             for layer in self.layers.values():
-                for block in layer.children():  # in this frame, as in a stage: another name for the stream would hold it
+                for block in layer.children():  # deleted in this frame, as in a stage: another name would keep the stream allocated
                     x = block(x, self.rotary)
             if self.last_norm is not None:
                 x = self.last_norm(x)
@@ -196,7 +196,7 @@ class Projector(nn.Module):
 
 
 def _graph(wanted: bool) -> AbstractContextManager[Any]:
-    """The context of a part: without a graph unless it is wanted."""
+    """The autograd context of a part: without a graph unless one is needed."""
     return nullcontext() if wanted else torch.no_grad()
 
 
@@ -238,6 +238,9 @@ def _copied(stream: Tensor, spare: bool) -> Tensor:
 
 
 def merged(stream: Tensor, rows: Tensor, places: Tensor, *, spare: bool = False) -> Tensor:
-    """The stream [B, t, h] with rows [n, h] in `places`, int64 [n], of its B · t positions; with `spare` B · t is a place of none."""
+    """The stream [B, t, h] with rows [n, h] in `places`, int64 [n].
+
+    A place counts all B · t positions; with `spare`, the place B · t is outside the stream.
+    """
     found: Tensor = _Merge.apply(stream, rows, places, spare)  # type: ignore[no-untyped-call]
     return found

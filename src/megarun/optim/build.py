@@ -109,7 +109,7 @@ class Optimizers:
             each.zero_grad(set_to_none=True)
 
     def _units(self) -> Iterator[Unit]:
-        """The parts of an update, in order, where every parameter of AdamW's is by itself."""
+        """The parts of an update, in order; every AdamW parameter is a separate part."""
         yield from (Unit(optimizer, [parameter]) for optimizer, parameter in self._single)
         for each in self._all:
             if isinstance(each, Muon):

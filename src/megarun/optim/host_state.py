@@ -111,14 +111,14 @@ class HostState:
             yield
             return
         self._buffer = torch.empty(buffer_bytes(self.unit_bytes), dtype=torch.uint8, device=self._device)
-        if self._stream is not None:  # memory that the buffer reuses may still be read
+        if self._stream is not None:  # the memory that the buffer reuses may still be read
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._arrived = []
         self._fetch(0)
         try:
             yield
         finally:
-            if self._stream is not None:  # before the buffer's memory serves other tensors
+            if self._stream is not None:  # waits before the buffer's memory is used for other tensors
                 torch.cuda.current_stream(self._device).wait_stream(self._stream)
             self._buffer = None
 

@@ -224,12 +224,12 @@ class Muon(torch.optim.Optimizer):
         self._apply(members, [local(each.parameter) for each in members], _as_stored(self._own_part(kind, x), members, count), rate)
 
     def _update_dealt(self, kind: RoundKey, deal: "Deal", rate: Tensor, scale: Tensor) -> None:
-        """A round of matrices of which each rank has rows."""
+        """Update a round of matrices of which each rank has some rows."""
         gradients = self._gradients(deal.members)
         sent = deal.outgoing(gradients[0], self.iteration_dtype)
         nesterov_(deal.rows(self._momenta(deal.members)), deal.rows(gradients), deal.views(sent), MOMENTUM, scale)
         arrived = deal.exchanged(sent)
-        del sent  # before rows are put in order: the iteration then needs most
+        del sent  # memory before the rows are reordered: the iteration needs most then
         parts = deal.ordered(arrived)
         del arrived
         x = self._gathered(kind, parts)
@@ -319,7 +319,7 @@ class Deal:
         """This rank's matrices, or their TP parts [n, rows, cols], assembled from received rows."""
         pieces = [piece for from_rank in self.received for piece in from_rank]
         if pieces and self._own == 1 and not self.members[pieces[0].tensor].transposed:
-            return buffer  # the rows of one matrix arrive in their order
+            return buffer  # the rows of one matrix arrive in order
         parts = torch.zeros_like(buffer)
         self._copy(self._places(parts, pieces), self._views(buffer.view(-1)[: sum(self._from)], pieces))
         return parts

@@ -76,7 +76,7 @@ class Decoder:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int]) -> Tensor:
-        """Logits [V] after these further tokens: the whole text at first, then one token."""
+        """Logits [V] after these further tokens: the whole text in the first call, then one token per call."""
         begin = len(self._tokens) if self.keeps else 0
         self._tokens += tokens
         for continued in self._continued:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 _ENGINE = "_engine_run_backward"
-_WRAPPERS = ("/torch/_dynamo/eval_frame.py", "/torch/_compile.py")  # torch wraps every mode's dispatch in these
+_WRAPPERS = ("/torch/_dynamo/eval_frame.py", "/torch/_compile.py")  # torch wraps the dispatch of every mode in these
 
 Holders = tuple[int, int, int]  # reference counts of a tensor, its storage, and its Python object (one reference of the tensor)
 

@@ -33,7 +33,7 @@ def lone_rank(rank: int, world_size: int) -> Iterator[None]:
             replaced(torch.accelerator, current_accelerator=_no_accelerator),
             _scoped_library("c10d", "IMPL") as library,
         ):
-            library.impl("allreduce_coalesced_", _completed, "Meta")  # the one collective of megarun that torch has no fake of
+            library.impl("allreduce_coalesced_", _completed, "Meta")  # the only collective of megarun that torch has no fake for
             yield
     finally:
         dist.destroy_process_group()
@@ -69,7 +69,7 @@ def static_shapes() -> Iterator[None]:
         yield
         return
 
-    def stated(_: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:  # noqa: ARG001  the vote's own names
+    def stated(_: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:  # noqa: ARG001  the parameter names of `vote`
         for stage in stages:
             stage._inference_mode = modes.STATIC
 

@@ -55,10 +55,10 @@ class FirstForward:
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
         if self._running is not None and self._places.path(module) == "embedding.norm":
-            for record in self._owners.live.records(inputs[0]):  # which the stage may have scaled
+            for record in self._owners.live.records(inputs[0]):  # the stage may have scaled this input
                 self._takers.setdefault(record, "embedding")
         if self._running is not None and self._places.path(module).startswith("layers.") and _is_block(self._places.path(module)):
-            self._hand_over(inputs[0])  # embeddings that the stage has scaled are in no module's output
+            self._hand_over(inputs[0])  # embeddings that the stage has scaled are not the output of any module
             if isinstance(module, Block) and int(self._places.path(module).rpartition(".")[2]) in self._running.taking:
                 for record in self._owners.live.records(inputs[1].given):
                     self._takers.setdefault(record, self._places.path(module))
@@ -77,7 +77,7 @@ class FirstForward:
         ends = path == last if path.startswith("embedding") else _is_block(path)
         if isinstance(module, BatchLoss) or (ends and not in_depth):
             self._hand_over(output)
-        if module is self._running and not self._running.predicts:  # which packs values after the stream
+        if module is self._running and not self._running.predicts:  # only the last stage packs values after the stream
             self._hand_over(output)
         if module is self._running and self._running.predicts:  # a loss that is passed to the criterion, alone or after the logits
             losses = output[1:] if isinstance(output, tuple) else output if self._running.joins_loss else ()
@@ -99,7 +99,7 @@ class FirstForward:
         record = self._owners.live.known(tensor)
         if record is not None:
             record.savers.add(self._places.running)
-        return tensor.detach()  # the tensor itself would make a reference cycle if it is the operation's output
+        return tensor.detach()  # keeping the tensor itself would make a reference cycle if it is the operation's output
 
     def _take(self) -> None:
         for record in self._owners.live.live():

@@ -113,7 +113,7 @@ class Owners:
         elif record.op == SUM and not record.forward:
             self._parts[record] = tuple(self._operand_records(operands))
         elif self._places.in_module and _product(record) in self._partial_sums:
-            record.kind = Kind.COLLECTIVE  # its recompute may stop before the reduction
+            record.kind = Kind.COLLECTIVE  # its recomputation may stop before the reduction
 
     def _goes_back(self, record: StorageRecord, operands: tuple[Any, ...]) -> bool:
         """True for the result of an operation whose first operand was received from other ranks."""
@@ -136,7 +136,7 @@ class Owners:
             place = self._places.of_operation(self._operand_records(operands))[0]
             self.live.record_transient(StorageRecord(inside, op, 0, place, (inside,), None, Kind.SCRATCH, "stated by the operation"))
         if self._group_step == REDUCTION and op == COPY:
-            self.label(operands[0], Kind.GRADIENT)  # a reduction's output always is a gradient, also if it is added to another
+            self.label(operands[0], Kind.GRADIENT)  # the output of a reduction is always a gradient, even if it is added to another
         if self.live.phase not in COMPUTING:
             return
         if op == SLICES_SUM:
@@ -155,12 +155,12 @@ class Owners:
         elif op.startswith("c10d._reduce_scatter_base_"):
             if self._group_step is not None:  # a reduction of parameter gradients; TP's outputs are activations or their gradients
                 self.label(operands[0], Kind.GRADIENT)
-            for record in self.live.records(operands[1]):  # partial sums of experts' rows, too
+            for record in self.live.records(operands[1]):  # also partial sums of experts' rows
                 record.kind = Kind.COLLECTIVE if record.kind is Kind.ROUTED else min(record.kind, Kind.COLLECTIVE)
                 if record.forward:
                     self._partial_sums.add(_product(record))
         elif op.startswith("c10d._allgather_base_"):
-            self.label(operands[0], Kind.COLLECTIVE)  # its input is FSDP2's, labelled at allocation, or an activation
+            self.label(operands[0], Kind.COLLECTIVE)  # the input belongs to FSDP2, labelled at allocation, or is an activation
 
     def enter_stream(self) -> None:
         """Begin to run in a stream that is new to the GEMM libraries: the next product takes a workspace for it."""

@@ -99,10 +99,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._observer, self._granule, self._fake_only = observer, granule_bytes, fake_only
-        self._records: dict[int, tuple[StorageRecord, Any]] = {}  # by address of the StorageImpl; with a weak reference
+        self._records: dict[int, tuple[StorageRecord, Any]] = {}  # records by address of the StorageImpl; each with a weak reference
         self._log: list[tuple[StorageRecord, int]] = []
         self._log_streams: list[int] = []
-        self._streams: dict[int, tuple[int, Any]] = {}  # by identity: a stream's number, and the stream itself to keep it alive
+        self._streams: dict[int, tuple[int, Any]] = {}  # streams by identity: a number, and the stream itself to keep it alive
         self._entered: list[tuple[int, Phase]] = []
         self._peaks: dict[Phase, _PhasePeak] = {}
         self._phase = Phase.INIT
@@ -196,7 +196,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
                 yield record
 
     def declare(self, record: StorageRecord) -> None:
-        """Count bytes that no operation shows, as allocated now."""
+        """Count bytes as allocated now that no traced operation allocates."""
         self._event(record, record.nbytes)
 
     def record_transient(self, record: StorageRecord) -> None:
@@ -216,9 +216,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's 
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run one operation and count its results."""
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # reports the global size; its operation on local tensors is the next call of this
+            return NotImplemented  # returns the global size; its operation on local tensors is the next call of this method
         if func is _WAIT and isinstance(args[0], FakeTensor):
-            return args[0]  # wait returns its argument; the fake kernel would allocate a second buffer
+            return args[0]  # a wait returns its argument; the fake kernel would allocate a second buffer
         if self._accumulation.in_place(func, args, kwargs):
             total, part = (self.known(tensor) for tensor in args)
             if total is not None and part is not None:

@@ -70,7 +70,7 @@ class StepGuard:
         if self._back is None:
             return self._decision("stop", step, result, int(reason), (bad, bad + 1), step)
         target = self._back.manifest
-        # batches before the checkpoint have already updated its parameters
+        # batches before the checkpoint have already updated the parameters
         first = max(self._row[0] - self._rules.window_batches, target.data_progress.batch(target.step))
         return self._decision("rewind", step, result, int(reason), (first, bad + 1), target.step)
 

@@ -4,7 +4,7 @@ Rank 0 holds `run.lock` in it, with host, process and a token, and touches it ev
 metrics and remove each other's checkpoints. The token is also the probe: a rank that does not read it in its `--out` has another folder,
 and no save would be complete.
 
-A lock whose process has ended, or that no process has touched for half a minute, is taken over: a killed run leaves it behind. Times are
+A lock whose process has ended, or that no process has touched for half a minute, is taken over: a killed run leaves its lock. Times are
 those of the file system, so that clocks of nodes may differ; an absolute time means nothing, only whether it changes.
 
 A read must be confirmed before it ends a job: a lock that is unreadable or invisible does not belong to another job. Only the token of
@@ -102,7 +102,7 @@ class RunFolder:
         self._over.set()
         self._thread.join(self._every)
         if self._handle >= 0:
-            own = Path(f"/proc/self/fd/{self._handle}") / LOCK  # also in a folder that was renamed
+            own = Path(f"/proc/self/fd/{self._handle}") / LOCK  # works also if the folder was renamed
             for path in (self._path, own):
                 with suppress(OSError):
                     if _holder(path) == self.holder:
@@ -167,7 +167,7 @@ class RunFolder:
             return
         if other is not None and other.process.is_local:
             raise _held(self._path, other)
-        end = time.monotonic() + self._stale  # its time may be in the future if the clock was set back
+        end = time.monotonic() + self._stale  # the lock's time may be in the future if the clock was set back
         if self._age(touched) < self._stale:
             note([f"{self._path}: {_text(other)} touched it; it is taken over if no process does for {self._stale:g} s"])
         while self._age(touched) < self._stale and time.monotonic() < end:
@@ -211,10 +211,10 @@ class RunFolder:
             except FileNotFoundError:
                 num_missed += 1
                 if num_missed * self._every >= self._stale and self._is_ours():
-                    with suppress(OSError, MegaplanError):  # removed by hand: another job must see that the folder is used
+                    with suppress(OSError, MegaplanError):  # the lock was removed by hand: other jobs must see that the folder is in use
                         num_missed = 0 if self._created() else num_missed
             except OSError:
-                continue  # a file system that fails for a short time; saves report it
+                continue  # a temporary failure of the file system; saves report it
 
     def _is_ours(self) -> bool:
         """True if the folder is the one that the run began with, and no other start has written its own record into it."""

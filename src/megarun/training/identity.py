@@ -34,7 +34,7 @@ MAX_TOKENIZER_BYTES = 1 << 26
 FORMAT = "megarun.job/1"
 RUN_ID, RESTARTS, LOCAL_RANK = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "LOCAL_RANK"
 NO_RUN_ID = "none"
-"""torchrun's value where `--rdzv-id` was not given: it says nothing about the job."""
+"""torchrun's value if `--rdzv-id` was not given: it does not identify the job."""
 Stamp = tuple[int, int, int]
 """Size in bytes, time of the last change in ns, and number of a file."""
 

@@ -40,7 +40,7 @@ def test_one_message_names_rank_slot_columns_and_batch() -> None:
     assert f"pp rank {rank}, slot {rank} with layers [" in found.detail
     assert "; no split needs less" in found.detail
     assert "\ncut " in found.detail
-    assert "with these cuts batch.micro_batch_size = 1 is over too" in found.detail
+    assert "with these cuts even batch.micro_batch_size = 1 does not fit" in found.detail
 
 
 def test_more_gpus_only_where_no_change_fits_on_as_many() -> None:

@@ -171,7 +171,7 @@ def test_a_condition_that_the_text_does_not_decide() -> None:
     assert not any("is not known" in note for note in notes(same))
     (found,) = refused(f"B=4\nif [ $(nproc) -gt 8 ]; then\n B=2\nfi\n{RUN} $B")
     assert (found.code, found.location.line) == ("MP922", 2)
-    assert found.detail == "launch.sh decides --micro-batch-size by '$(nproc) -gt 8', which only running it answers"
+    assert found.detail == "launch.sh decides --micro-batch-size by '$(nproc) -gt 8', which is known only when the script runs"
     assert found.hints == ("megaplan import megatron --record -- bash launch.sh",)
     (found,) = refused(f"E=4\nif [ $(nproc) -gt 8 ]; then\n E=2\nfi\n{RUN} 4 --num-experts 8 --moe-expert-parallel-size $E")
     assert "decides --moe-expert-parallel-size by" in found.detail

@@ -173,7 +173,7 @@ def test_a_count_that_the_cluster_sets_is_that_of_whole_nodes_until_stated() -> 
     """
     imported = import_megatron(script, "launch.sh")
     assert (imported.loaded.spec.mesh.world_size, imported.loaded.spec.global_batch_size) == (8, 32)
-    assert any("OMPI_COMM_WORLD_SIZE is set by the cluster alone, and read as 8" in found.detail for found in imported.loaded.diagnostics)
+    assert any("OMPI_COMM_WORLD_SIZE; it is read as 8" in found.detail for found in imported.loaded.diagnostics)
     stated = import_megatron(script, "launch.sh", environment={"OMPI_COMM_WORLD_SIZE": "16"}).loaded.spec
     assert (stated.mesh.world_size, stated.global_batch_size) == (16, 64)
 
@@ -340,7 +340,7 @@ def test_a_tokenizers_file_that_is_not_here_decides_the_vocabulary_alone() -> No
     found = import_megatron(chosen.format("--tokenizer-type HuggingFaceTokenizer --tokenizer-model /models/own"), "launch.sh").loaded
     assert found.spec.model.vocab_size == 512
     assert any("the reading assumes that it does not hold; it decides --vocab-size" in each.detail for each in found.diagnostics)
-    with pytest.raises(MegaplanError, match="which only running it answers"):
+    with pytest.raises(MegaplanError, match="which is known only when the script runs"):
         import_megatron(chosen.format("--vocab-size 512 --hidden-size 128"), "launch.sh")
 
 

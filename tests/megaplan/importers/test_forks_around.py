@@ -80,7 +80,7 @@ def test_files_of_another_machine_are_read_where_their_ends_are_here(path: str, 
     script.write_text(f"{command} {path}\n{RUN} {NULL} $SIZES\n", encoding="utf-8")
     found = import_megatron(script.read_text(encoding="utf-8"), str(script))
     assert found.loaded.spec.model.hidden_size == 128
-    assert f"{path} is of another machine; {tmp_path}/conf/model.sh is read in its place" in details(found)
+    assert f"{path} is a path on another machine; {tmp_path}/conf/model.sh is read instead" in details(found)
 
 
 def test_a_file_without_its_folder_is_read_next_to_the_script_alone(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_nodes_that_the_cluster_alone_knows_are_the_fewest_that_the_degrees_need
     found = import_megatron(text, "x.sh")
     assert found.loaded.spec.mesh.world_size == 8
     assert found.loaded.spec.schedule.num_microbatches == 16
-    assert f"{name} is set by the cluster alone, and read as 2; --env {name}=… states it" in details(found)
+    assert f"{name}; it is read as 2; --env {name}=… states it" in details(found)
     stated = import_megatron(text, "x.sh", environment={name: "6"})
     assert (stated.loaded.spec.mesh.dp_shard, stated.loaded.spec.schedule.num_microbatches) == (3, 16)
 

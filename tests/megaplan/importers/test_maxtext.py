@@ -294,7 +294,7 @@ def test_a_teacher_is_not_passed_over(tmp_path: Path, key: str) -> None:
     assert (found.code, found.hints[0].split("   ")[0]) == ("MP914", f"--ignore {key}")
     script.write_text("python3 -m MaxText.train base.yml model_name=llama2-7b my_own=3\n", encoding="utf-8")
     notes = "\n".join(each.detail for each in import_maxtext([str(script)]).loaded.diagnostics)
-    assert "not read, for it changes no tensor that is priced: my_own" in notes
+    assert "not read, because it changes no priced tensor: my_own" in notes
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def attention_forward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  
     v += batch * v_stride_b + group * v_stride_h
 
     classes += batch * num_keys
-    factor = scale_log2  # of scores to powers of two, where nothing is done to them before
+    factor = scale_log2  # the factor from scores to exponents of 2, unless scores are changed before
     if CAPPED or HAS_RELATIONS:
         factor = 1.0
     largest = tl.full([M], float("-inf"), dtype=tl.float32)

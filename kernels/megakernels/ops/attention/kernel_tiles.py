@@ -130,7 +130,7 @@ def starts_up_to(starts, limit, num_queries):  # type: ignore[no-untyped-def]
         start = tl.load(starts + at, mask=at < low + left, other=2147483647)
         count = tl.sum((start <= limit).to(tl.int32), 0)
         end = low + left
-        # the sample before the first start beyond the limit is at most it; those between them are not known
+        # the last sample before the first start beyond the limit is at most the limit; the starts between them are not known
         low = tl.where(count > 0, low + (count - 1) * step + 1, low)
         left = tl.where(count > 0, tl.minimum(step - 1, end - low), 0)
     return low

@@ -95,7 +95,7 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     instructions.
     """
     row, first, steps, channel, inside = walk_of(num_positions, num_channels, POSITIONS=POSITIONS, CHANNELS=CHANNELS)
-    left = tl.minimum(POSITIONS + 3, num_positions - first).to(tl.int32)  # positions that exist, of those this program reads
+    left = tl.minimum(POSITIONS + 3, num_positions - first).to(tl.int32)  # positions that exist, among those that this program reads
     if num_channels % CHANNELS == 0:
         inside = tl.full([CHANNELS], True, tl.int1)
     x += row * x_row
@@ -117,7 +117,7 @@ def conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  a st
     read_grad = grad_y + first * grad_stride + channel
     written = grad_x + (row * num_positions + first - 3) * num_channels + channel
     starts += row * num_positions + first
-    ahead = tl.where(first == 0, TAPS - 4, 1 << 30)  # row of `initial` that the first step's oldest input is, if there is one
+    ahead = tl.where(first == 0, TAPS - 4, 1 << 30)  # the row of `initial` that is the oldest input of the first step, if there is one
     x_now, x_later = two_at(read_x, x_stride, 0, left, channel, num_channels)
     grad_now, grad_later = two_at(read_grad, grad_stride, 0, left, channel, num_channels)
     for step in tl.range(0, steps + 3, 2):

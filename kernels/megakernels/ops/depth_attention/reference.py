@@ -47,7 +47,7 @@ def attend_backward(
             total += (turned[..., index].flatten() @ value.flatten(0, -2)).to(total.dtype)
         results[count] = (total * upcast(scale)).to(query.dtype) if needs[count] else None
         results[count + 1] = (total * upcast(query)).to(scale.dtype) if needs[count + 1] else None
-    wide = wide.to(values[0].dtype).to(wide.dtype)  # the direction that the scores were made of
+    wide = wide.to(values[0].dtype).to(wide.dtype)  # unit vectors from which the scores were computed
     along = slopes * scores * rstd.square() / -width
     slopes *= rstd
     for index, value in enumerate(values):

@@ -18,7 +18,7 @@ def backward_cost(values: Mapping[str, Any]) -> Cost:
     up, up_out, scaling = values["up"], values["up_out"], values["scaling"]
     first = 1 if values["gate"] is None else 2
     tokens = _repeated_token_bytes(values["grad_y"], values["rows"], scaling) * (1 if values["scales"] is not None else 2)
-    if values["down_bias"] is not None:  # whose gradient reads each row's token once
+    if values["down_bias"] is not None:  # the gate's gradient reads each row's token once
         tokens += _repeated_token_bytes(values["grad_y"], values["rows"], "tensor")
     whole = sum(each is None for each in (values["packed"] or [None] * 3)[:3]) - (first == 1)  # a missing gate is not packed
     return Cost({}, repeated_bytes=tokens + ((1 + first) * up_out.nbytes + whole * up.nbytes if scaling == "rows" else 0))

@@ -235,7 +235,7 @@ class ScaledBankCost(NamedTuple):
         size = self.sizes.itemsize
         if self.fused:
             return Pass(elements * (size + 1) + looked_at * size, 0, 1 if self.by_row or self.delayed else 3)
-        if self.delayed:  # multiplied, bounded and rounded in fp32
+        if self.delayed:  # each input is multiplied, clamped and rounded in fp32
             launches, of_each = PLAIN_GIVEN
             num_bytes = elements * (size + 4 * VALUE_BYTES + 2) + looked_at * size
             return Pass(num_bytes, 0, launches + of_each * self.sizes.experts)
@@ -274,7 +274,7 @@ class _Walk:
         self.given, self.bank, self.now, self.peak = given, given.sizes, 0, 0
         self.columns = given.kept_shape[1]
         self.size, self.scale = (VALUE_BYTES, 0) if given.emulated else (1, SCALE_BYTES)
-        self.make(2 * self.bank.experts * INDEX)  # where each expert's rows end, as they are and transposed
+        self.make(2 * self.bank.experts * INDEX)  # the ends of the experts' rows, for the rows and for their transpose
 
     def make(self, num_bytes: int, inside: int = 0) -> int:
         """Allocates a result; `inside` bytes more are held while it is computed."""

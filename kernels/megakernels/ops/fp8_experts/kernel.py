@@ -195,7 +195,7 @@ def turned(
     data = torch.empty(num_columns, groups.columns, dtype=FORMAT, device=x.device)
     found = torch.empty(count * num_columns, dtype=torch.float32, device=x.device)
     one = delayed.factor if delayed is not None else found if by_row else scales(x, FORMAT, WHOLE, 1)
-    largest = groups.ends if delayed is None else delayed.largest.view(torch.int32)  # not read where none is given
+    largest = groups.ends if delayed is None else delayed.largest.view(torch.int32)  # not read if no limit is given
     with on_device_of(x):
         fp8_group_kernel[(triton.cdiv(num_columns, TURNED_TILE["SIDE"]), count)](
             x, groups.ends if rows is None else rows, groups.ends, groups.stops, one, largest, found, data.view(torch.uint8), num_columns,

@@ -322,7 +322,7 @@ def linear_passes(
     of_input = copy_pass(own, width, itemsize, rows, fused=fused)
     for_weight = copy_pass(own if by_row or not keeps else 0, width, itemsize, columns, fused=fused)
     of_weight, of_turned_weight = (copy_pass(weight, width, itemsize, scaled, fused=fused) for scaled in (rows, columns))
-    if packed:  # as it is, or a copy without the scales between its rows; and turned
+    if packed:  # the input, or a copy without the scales between its rows; and its transpose
         of_turned_weight = Pass(2 * weight, 0, 1)
         of_weight = of_turned_weight if by_row else NOTHING
     of_gradient, of_turned_gradient = (copy_pass(made, out, itemsize, scaled, fused=fused) for scaled in (rows, columns))
@@ -346,7 +346,7 @@ def copy_pass(elements: int, columns: int, itemsize: int, scaled: int, *, fused:
         reads, launches = (1, 1) if scaled == GIVEN or in_one_pass(columns, scaled) else (READS_FUSED, LAUNCHES_FUSED)
         return Pass(elements * (reads * itemsize + 1), 0, launches)
     slices = ceil_div(elements, max(columns, SCALED_SLICE_ELEMENTS))
-    if scaled == GIVEN:  # read for the maximum, and multiplied, bounded and rounded in fp32
+    if scaled == GIVEN:  # the input is read for the maximum, then multiplied, clamped and rounded in fp32
         return Pass(elements * (2 * itemsize + 4 * VALUE_BYTES + 1), 0, LAUNCHES_GIVEN + LAUNCHES_OF_GIVEN_SLICE * slices)
     return Pass(elements * (READS_PLAIN * itemsize + 1), 0, LAUNCHES_PLAIN + LAUNCHES_OF_SLICE * slices)
 

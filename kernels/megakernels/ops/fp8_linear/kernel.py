@@ -113,7 +113,7 @@ def eight_bits(values, FRACTION_BITS: tl.constexpr):  # type: ignore[no-untyped-
         odd = whole - 2.0 * tl.floor(0.5 * whole)
         up = (steps - whole > 0.5) | ((steps - whole == 0.5) & (odd == 1.0))
         steps = (whole + tl.where(up, 1.0, 0.0)).to(tl.int32)
-        made = ((field - LOWEST) << FRACTION_BITS) + steps  # a normal number's first bit is one step of the exponent
+        made = ((field - LOWEST) << FRACTION_BITS) + steps  # the first mantissa bit of a normal number is one step of the exponent
         return (tl.where(bits < INFINITE, made, 0x7F) | tl.where(values < 0.0, 0x80, 0)).to(tl.uint8)
     else:  # noqa: RET505  one branch is compiled
         DTYPE: tl.constexpr = tl.float8e4nv if FRACTION_BITS == 3 else tl.float8e5

@@ -117,7 +117,7 @@ def _scaled(first: Operand, second: Operand, out: Tensor, bias: Tensor | None, f
     assert first.scale is not None
     assert second.scale is not None
     by_row = first.scale.numel() > 1 or second.scale.numel() > 1
-    if by_row and out.dtype == torch.float32:  # scaled by row it makes bf16 alone; powers of two multiply exactly afterwards
+    if by_row and out.dtype == torch.float32:  # with one scale per row, it is made in bf16 only; powers of two are exact factors afterwards
         one = first.scale.new_ones(())
         torch._scaled_mm(first.data, second.data.mT, one, one, out_dtype=out.dtype, use_fast_accum=fast, out=out)
         out.mul_(first.scale.view(-1, 1)).mul_(second.scale.view(1, -1))

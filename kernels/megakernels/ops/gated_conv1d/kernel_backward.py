@@ -53,7 +53,7 @@ def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     u_1, u_2, u_3 = products_before(
         input_gate, value, before, first, input_stride, value_stride, channel, num_channels, TAPS=TAPS, HAS_BEFORE=HAS_BEFORE
     )
-    # Own zeros for each factor of the tile's earlier products: of variables that start as one value, a loop keeps those that it renames
+    # Separate zeros per factor of the tile's earlier products: of variables that start as one value, the loop carries only renamed ones
     gate_1 = tl.zeros([CHANNELS], dtype=tl.float32)
     gate_2 = tl.zeros([CHANNELS], dtype=tl.float32)
     gate_3 = tl.zeros([CHANNELS], dtype=tl.float32)
@@ -75,7 +75,7 @@ def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     read_value = value + first * value_stride + channel
     place = (row * num_positions + first) * num_channels + channel
     starts += row * num_positions + first
-    ahead = tl.where(first == 0, TAPS - 1, 0)  # first steps whose oldest product is one of `before`
+    ahead = tl.where(first == 0, TAPS - 1, 0)  # the first steps, whose oldest product is one of `before`
     for step in tl.range(0, steps, loop_unroll_factor=UNROLLED):
         grad = tl.load(read_grad, mask=inside, other=0.0).to(tl.float32)
         gate = tl.load(read_input, mask=inside, other=0.0).to(tl.float32)
@@ -124,7 +124,7 @@ def gated_conv_backward_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
         read_output += output_stride
         read_value += value_stride
         place += num_channels
-    for more in tl.static_range(TAPS - 1):  # positions of the next program, whose gradients reach back
+    for more in tl.static_range(TAPS - 1):  # positions of the next program whose gradients reach back to this one
         step = steps + more
         here = only_if(first + step < num_positions, channel, num_channels)
         inner = tl.load(read_grad, mask=here, other=0.0).to(tl.float32)

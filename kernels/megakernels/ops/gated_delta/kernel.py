@@ -59,7 +59,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: GatedDeltaInputs, 
     grad_y, states = unit_stride(grad_y.to(q.dtype)), states.contiguous()
     grad_first = torch.empty(batch, num_heads, *widths, dtype=torch.float32, device=q.device)
     shape = batch, sizes.segments * sizes.tiles, num_heads, sizes_of(given).shares
-    shares = torch.zeros(shape, dtype=torch.float32, device=q.device)  # those of tiles beyond the end stay zero
+    shares = torch.zeros(shape, dtype=torch.float32, device=q.device)  # the shares of tiles beyond the end stay zero
     if v.numel() and q.numel():
         _run_backward(None if grad_last is None else grad_last.contiguous(), grad_y, given, states, gradients, (grad_first, shares))
     else:

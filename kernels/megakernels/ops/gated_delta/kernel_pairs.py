@@ -55,7 +55,7 @@ def delta_pair_gradient_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915
     of_systems = tl.load(systems + at_pairs).to(tl.float32) * pair
     of_products = of_systems * strength[:, None]
     pairs = (of_scores * found * q_inverse[:, None] + of_products * products * k_inverse[:, None]) * k_inverse[None, :]
-    # Pairs across a position: pairs of rows from it on minus pairs of columns from it on.
+    # Pairs that span a position: sums over rows from the position on, minus sums over columns from the position on.
     balance = tl.sum(pairs, 1) - tl.sum(pairs, 0)
     own_score = tl.load(scores + (slot * Q + row) * Q + row).to(tl.float32)[:, None]
     until, of_strength = tl.zeros([Q], dtype=tl.float32), tl.load(unread + slot * Q + row).to(tl.float32)

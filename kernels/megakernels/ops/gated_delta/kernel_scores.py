@@ -53,7 +53,7 @@ def delta_scores_kernel(  # type: ignore[no-untyped-def]
         inside = valid[:, None] & (column < key_width)[None, :]
         of_q = tl.load(row_places(q, position, q_stride_t, column), mask=inside, other=0.0)
         of_k = tl.load(row_places(k, position, k_stride_t, column), mask=inside, other=0.0)
-        found += dot(of_q, tl.trans(of_k))  # as given: unit rows would be rounded
+        found += dot(of_q, tl.trans(of_k))  # queries and keys as given: unit rows would be rounded
         products += dot(of_k, tl.trans(of_k))
         own_q, own_k = of_q.to(tl.float32) * q_inverse[:, None], of_k.to(tl.float32) * k_inverse[:, None]
         out = (slot * Q + row)[:, None] * K + column[None, :]

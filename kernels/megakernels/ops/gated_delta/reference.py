@@ -169,8 +169,8 @@ def _chunk_backward(chunk: _DeltaChunk, state: Tensor, grad_y: Tensor, grad_afte
     grad_state = (q * chunk.before).mT @ grad_y + chunk.carry * grad_after - read.mT @ grad_values
 
     width = chunk.before.shape[-1]
-    since = _narrowed(q * asked + k * came, width).flip(2).cumsum(2).flip(2)  # of all positions from each one on
-    until = _narrowed(k * ended, width).cumsum(2).roll(1, 2)  # of all positions before each one
+    since = _narrowed(q * asked + k * came, width).flip(2).cumsum(2).flip(2)  # sums over every position and all later ones
+    until = _narrowed(k * ended, width).cumsum(2).roll(1, 2)  # sums over all earlier positions
     until[:, :, 0] = 0
     kept = _narrowed(chunk.before[:, :, -1] * (grad_after * state).sum(-1), width).unsqueeze(2)
     across = _across(chunk.pair_gradients(grad_scores, grad_products))

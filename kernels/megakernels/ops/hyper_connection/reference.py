@@ -159,7 +159,7 @@ def _weights(numbers: Tensor, base: Tensor, scale: Tensor, how: Connection) -> W
     n = how.num_streams
     logits = numbers * _scales(scale, numbers.shape[-1], n) + upcast(base)
     post = torch.sigmoid(logits[:, n : 2 * n]) * how.post_scale
-    if len(scale) < 3:  # as pre, so that a stream is never left out
+    if len(scale) < 3:  # eps as in `pre`, so that no stream is ever left out
         post += how.eps
     softmax, comb, divisors = None, None, list[Tensor]()
     if len(scale) > 2:

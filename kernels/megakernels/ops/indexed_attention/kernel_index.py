@@ -228,7 +228,7 @@ def index_select_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0915  branc
     held = tl.load(near + at[None, :], mask=seen, other=0.0).to(tl.float32)
     place = ordered(held, seen)
     if SEARCH:
-        found = tl.full([R], FIRST_BIT, dtype=tl.int32)  # the search is in ordered scores without their first bit
+        found = tl.full([R], FIRST_BIT, dtype=tl.int32)  # the search compares scores in an ordered encoding without its first bit
         for step in range(32 // DIGIT):
             shift = 32 - DIGIT * (step + 1)
             digit = tl.zeros([R], dtype=tl.int32)

@@ -63,7 +63,7 @@ def backward(
             products.add(total, grad, part)
         if grad_weight is not None:
             products.outer(grad, grad_weight[words])
-        del logits, grad  # else two slices would be alive at a time
+        del logits, grad  # otherwise two slices would be allocated at the same time
     return None if total is None else total.to(x.dtype), grad_weight
 
 

@@ -24,7 +24,7 @@ M2RNN_PLAIN_POSITIONS = 8
 """Positions per iteration of plain torch's loop."""
 PASSES = FixedRatios(
     KernelPass(products=533, kinds=(KindShare("m2rnn.forward"),)),  # TF32, of three parts
-    KernelPass(1150, 16, 544, (KindShare("m2rnn.backward", launches=16),)),  # launches when the steps were profiled; now 7 and 6 a span
+    KernelPass(1150, 16, 544, (KindShare("m2rnn.backward", launches=16),)),  # launches per span when the steps were profiled; today 7 and 6
     PlainPasses(PlainPass(0, 41, 27), PlainPass(0, 162, 56), is_fp32=True),
 )
 

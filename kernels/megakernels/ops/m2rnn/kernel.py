@@ -108,7 +108,7 @@ def backward(grad_last: Tensor | None, grad_y: Tensor, given: M2rnnInputs, state
             )  # fmt: skip
         del before, candidates, grad_states
         grad_q[:, positions], grad_k[:, positions] = parts.sum(3)
-        del parts  # free before the next span's are allocated
+        del parts  # free these before the next span's are allocated
     totals = torch.split(shares.sum((0, 1)), [value_width * value_width, value_width, 1, 1], 1)
     del shares
     parameters = [torch.empty(like.shape, dtype=like.dtype, device=q.device) for like in (state_map, D, dt_bias, A_log)]

@@ -90,7 +90,7 @@ class Chunk:
     cos: Tensor  # [B, H, Q, 1, N]
     sin: Tensor  # [B, H, Q, 1, N]
     phase: Tensor  # [B, H, Q, N], θ
-    pairs: tuple[slice, slice]  # the dims that angles rotate, first and second of each pair
+    pairs: tuple[slice, slice]  # the dims that the angles rotate: the first and the second of each pair
     turn: Tensor  # [B, 1, Q, N], π tanh(angles)
     sums: Tensor  # [B or 1, 1, Q, Q], 1 if a phase includes a position's rotation: not later, in the same document
     before: Tensor  # [B or 1, 1, Q, 1], 1 in documents that began before the chunk

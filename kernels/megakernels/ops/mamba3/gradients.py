@@ -101,7 +101,7 @@ class Gradients:
     def finished(self) -> tuple[Tensor | None, ...]:
         """The gradients of all of `Mamba3Inputs` before starts, in its order."""
         scan, steps = self.scan, self.steps
-        later = self.arrived[:, :, :-1] * steps.continues  # of (1 − λ) Δ of the position after
+        later = self.arrived[:, :, :-1] * steps.continues  # the gradient of (1 − λ) Δ of the next position
         gamma = self.gamma + self.arrived
         grad_share, grad_step = steps.step * gamma, self.step + steps.share * gamma - steps.rate * self.log_decay
         grad_share[:, :, 1:] -= steps.step[:, :, 1:] * later

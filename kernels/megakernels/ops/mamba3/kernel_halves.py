@@ -148,7 +148,7 @@ def turned_half(  # type: ignore[no-untyped-def]
     M: tl.constexpr = position.shape[0]
     at = whole + batch * stride_b + group * stride_g + position.to(tl.int64) * stride_t + rank * stride_r
     one, other = load_pairs(at, valid, state_width, S=S, NEIGHBOURS=NEIGHBOURS, HALF=HALF)
-    # the ranks of half the rows, which those of the other half repeat, in the layout of the rows: no exchange between threads
+    # the ranks of one half of the rows, repeated by the threads of the other half, in the layout of the rows: threads exchange nothing
     row = tl.arange(0, M // 2)
     near = bias + (head * rank_count + row % R) * state_width
     more, more_other = load_pairs(near, row % R < rank_count, state_width, S=S, NEIGHBOURS=NEIGHBOURS, HALF=HALF)

@@ -169,7 +169,7 @@ def value_rows(  # type: ignore[no-untyped-def]
         M: tl.constexpr = position.shape[0]
         W: tl.constexpr = column.shape[0]
         REPEATS: tl.constexpr = max(1, M * W // 1024)
-        # the ranks of the rows that the threads load at once, which the others repeat, in the layout of these rows
+        # the ranks of the rows that the threads load together, in the layout of these rows; the remaining threads repeat them
         rank = tl.arange(0, M // REPEATS) % R
         mask = (rank < rank_count)[:, None] & (column < head_width)[None, :]
         weight = widen(tl.load(mimo_x + ((head * rank_count + rank) * head_width)[:, None] + column[None, :], mask=mask, other=0.0))

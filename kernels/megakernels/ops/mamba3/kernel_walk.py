@@ -75,7 +75,7 @@ def _half_of_gradients(  # type: ignore[no-untyped-def]
             at_before = states + (tile_row * head_width + column) * (2 * S)
             first, row, angles = begin + tile * Q, tl.arange(0, M), (cosines, sines)
             at_outputs = grad_outputs + (tile_row * M + row) * head_width
-            if not PRECISE:  # products of three parts leave no register for it
+            if not PRECISE:  # products in three parts leave no register for it
                 prefetch_steps(tables, angles, batch, head, first - Q + tl.arange(0, Q), sizes, num_rows, S=S, TURNS=TURNS, HALF=HALF)
                 prefetch_rows(at_before - num_heads * head_width * (2 * S) + HALF * S, in_p & (tile > 0), states, WIDTH=S)
                 prefetch_rows(at_outputs - num_heads * M * head_width, (row >= 0) & (tile > 0), grad_outputs, WIDTH=P)
@@ -93,7 +93,7 @@ def _half_of_gradients(  # type: ignore[no-untyped-def]
             grad = tl.load(at_outputs[:, None] + column[None, :], mask=valid[:, None] & in_p[None, :], other=0.0).to(tl.float32)
             later = across * later + dot(tl.trans(narrow(grad * from_start[:, None], dtype)), queries)
             tl.store(at_passed + tile_row, across * tl.sum(passed, 0))
-            if HALF < TURNS:  # rotating all later queries and keys rotates back their reads of the state before the tile
+            if HALF < TURNS:  # rotating all later queries and keys also rotates their reads of the state before the tile; this undoes it
                 end_row = ((batch * num_segments + first_segment + segment) * tiles + tile) * num_heads + head
                 at_end = ends + end_row * num_angles + HALF * (S // 2) + pair
                 tl.store(at_end, back_turn(later, at_before, in_p, S=S, HALF=HALF), mask=HALF * (S // 2) + pair < num_angles)

@@ -25,8 +25,8 @@ class _Gates(NamedTuple):
 
     values: Tensor  # [B, H, Q, V + 1], v and a one
     strength: Tensor  # [B, H, Q, 1], exp of the input gate
-    input_slope: Tensor  # [B, H, Q, 1], of the capped input gate by the given one
-    forget_slope: Tensor  # [B, H, Q, 1], of the log decay by the given forget gate
+    input_slope: Tensor  # [B, H, Q, 1], derivative of the capped input gate with respect to the given one
+    forget_slope: Tensor  # [B, H, Q, 1], derivative of the log decay with respect to the given forget gate
 
 
 def forward(given: MatrixLstmInputs) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ BIAS_COLS = 128
 """Columns of a tile of the sums that are the biases' gradients."""
 ROUTE = base.FixedRatios(
     base.KernelPass(launches=2, kinds=(base.KindShare(base.MEMORY),)),
-    base.KernelPass(launches=5, products=200, kinds=(base.KindShare(base.MEMORY),)),  # bf16: the gradient of the logits has two parts
+    base.KernelPass(launches=5, products=200, kinds=(base.KindShare(base.MEMORY),)),  # in bf16, the gradient of the logits has two parts
     base.PlainPasses(base.PlainPass(500, launches=8), base.PlainPass(520, launches=20), is_fp32=True),
 )
 DISPATCH_LAUNCHES = 8

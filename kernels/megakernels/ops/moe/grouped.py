@@ -61,7 +61,7 @@ class RowGroups:
         return sizes_of(self._counts, self._num_rows)
 
 
-def sizes_of(counts: Tensor, num_rows: int) -> list[int]:  # noqa: ARG001  what replaces it without values reads the number of rows
+def sizes_of(counts: Tensor, num_rows: int) -> list[int]:  # noqa: ARG001  the implementation on fake tensors reads the number of rows
     """The rows of each group on the host; they sum to `num_rows`."""
     sizes: list[int] = counts.tolist()
     return sizes

@@ -112,7 +112,7 @@ def _pull(
     """The gradients of gate_out and up_out, the weighted hidden rows, and shares of the weights' gradient."""
     down, top_k, (num_experts, width, num_hidden) = given.down.contiguous(), given.weights.shape[1], given.up.shape
     (gate_out, up_out), (grad_gate_out, grad_up_out) = made, gradients
-    blocks = kind_of(given) != CLAMPED and reads_blocks(tiles, num_hidden, width, down)  # of the clamped one large tiles spill
+    blocks = kind_of(given) != CLAMPED and reads_blocks(tiles, num_hidden, width, down)  # large tiles of CLAMPED spill registers
     options = pull_options(width, up_out.element_size(), blocks=blocks)
     with on_device_of(up_out):
         pull_kernel[(triton.cdiv(width, options["COLS"]), tiles.most)](

@@ -135,7 +135,7 @@ def tile_of(expert, inner, num_cols, COLS: tl.constexpr):  # type: ignore[no-unt
 def made_at(weights, near, there, pair, col, first, num_cols):  # type: ignore[no-untyped-def]
     """A tile of [M, num_cols]: mask of its elements, offset of its first row, offsets of its elements from there, and row weights."""
     mask = there[:, None] & (col < num_cols)[None, :]
-    corner = first.to(tl.int64) * num_cols  # from a tile's first element on, 32 bits reach
+    corner = first.to(tl.int64) * num_cols  # offsets within a tile fit into 32 bits
     place = near[:, None] * num_cols + col[None, :]
     return mask, corner, place, tl.load(weights + pair, mask=there, other=0.0).to(tl.float32)
 
@@ -260,7 +260,7 @@ def pull_end(  # type: ignore[no-untyped-def]
         gate = tl.load(gate_out + corner + place, mask=mask, other=0.0).to(tl.float32)
     acted = hidden_of(gate, up, limit, KIND)
     tl.store(share + pair, tl.sum(tl.where(mask, pulled * acted, 0.0), 1), mask=there & (near * 0 + first_col < num_cols))
-    if KIND == 4:  # the clamped kernel spills if this is last, and the others if it is not
+    if KIND == 4:  # the kernel with clamping spills registers if this is the last statement, the others if it is not
         tl.store(hidden + corner + place, narrow(acted * weight[:, None], hidden.dtype.element_ty), mask=mask)
     by_gate, by_up = slopes_of(gate, up, limit, KIND)
     pulled *= weight[:, None]
@@ -336,7 +336,7 @@ def outer_kernel(  # type: ignore[no-untyped-def]
         for first in tl.range(start, whole, STEP):
             left = a_blocks.load([first, tl.program_id(1) * TILE])
             total += dot(tl.trans(left), b_blocks.load([first, tl.program_id(0) * COLS]))
-    for first in tl.range(whole, stop, STEP, num_stages=1 if BLOCKS else None):  # with blocks the last rows, else all
+    for first in tl.range(whole, stop, STEP, num_stages=1 if BLOCKS else None):  # with blocks only the last rows, otherwise all
         row = first + step
         there = row < stop
         left = tl.load(a + row[:, None] * a_stride + across[None, :], mask=there[:, None] & (across < num_across)[None, :], other=0.0)

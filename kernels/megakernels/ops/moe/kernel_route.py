@@ -164,7 +164,7 @@ def route_gradient_kernel(  # type: ignore[no-untyped-def]
     if PARTS == 1:
         tl.store(gradient + place, grad, mask=mask)
     else:
-        place += row[:, None] * num_experts  # its parts are side by side
+        place += row[:, None] * num_experts  # the parts of a row are adjacent
         high = narrow(grad, gradient.dtype.element_ty)
         tl.store(gradient + place, high, mask=mask)
         tl.store(gradient + place + num_experts, narrow(grad - high.to(tl.float32), gradient.dtype.element_ty), mask=mask)

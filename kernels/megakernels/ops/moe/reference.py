@@ -104,7 +104,7 @@ def experts_forward(given: Experts) -> Made:
     gate_out = None if gate is None else groups.add(groups.times(rows_of_x, gate.mT), given.gate_bias)
     up_out = groups.add(groups.times(rows_of_x, given.up.mT), given.up_bias)
     row_weights = row_weights_of(given.weights, rows)
-    weighted = activate(gate_out, up_out, given) * row_weights  # before the product: one rounding less
+    weighted = activate(gate_out, up_out, given) * row_weights  # applied before the product: one rounding less
     return groups.add(groups.times(weighted.to(x.dtype), given.down.mT), given.down_bias, row_weights), gate_out, up_out
 
 

@@ -64,7 +64,7 @@ def segments(num_steps: int, short: int, long: int) -> tuple[int, ...]:
     With R = x xᵀ, a step's polynomial Z = a + b R + c R² moves R to Z R Z, and their product is applied once. A separate step costs
     3 s² l + s³ FLOPs, s and l the shorter and longer side, and one in a segment about 4 s³.
     """
-    if long < WIDE * short:  # the last two in one segment, if that makes their number even
+    if long < WIDE * short:  # the last two factors are in one segment if that makes the number of factors even
         return (1,) * num_steps if num_steps % 2 == 0 or num_steps == 1 else (*(1,) * (num_steps - 2), 2)
     count = 1 + ceil_div(max(0, num_steps - LONGEST_FIRST), LONGEST_SEGMENT)
     count = min(num_steps, count + count % 2)

@@ -30,7 +30,7 @@ def iterate(x: Tensor, num_steps: int, product: Product) -> None:
     tall = x.shape[1] > x.shape[2]
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     inverse = torch.linalg.vector_norm(x, dim=(1, 2), dtype=wide).clamp_(min=EPSILON).reciprocal_()
-    if x.dtype is torch.float16:  # whose range is too small for the factor of an undivided matrix
+    if x.dtype is torch.float16:  # fp16's range is too small for the factor of a matrix that is not divided by its norm
         x.mul_(inverse.view(-1, 1, 1))
         inverse.fill_(1.0)
     shape, here, other = (num_matrices, short, short), x, torch.empty_like(x)

@@ -44,7 +44,7 @@ def symmetric_product_kernel(  # type: ignore[no-untyped-def]
         left += STEP * col_stride
         right += STEP * col_stride
     total = alpha * total
-    rows = (row < num_rows)[:, None]  # no column of the lower triangle is beyond its row
+    rows = (row < num_rows)[:, None]  # no column of the lower triangle is right of the diagonal
     mask = rows & (col < num_rows)[None, :]
     # within a tile, 32-bit offsets are sufficient: rows are shorter than 2^24
     corner = matrix * num_rows * num_rows + down.to(tl.int64) * TILE * num_rows + across.to(tl.int64) * TILE

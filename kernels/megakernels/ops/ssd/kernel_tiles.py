@@ -57,7 +57,7 @@ def sums_of(  # type: ignore[no-untyped-def]
     row = tables + (batch.to(tl.int64) * num_heads + head) * num_positions + first
     last = stop - first - 1
     local = tl.arange(0, Q)
-    here = tl.minimum(local, last)  # rows from `stop` on have the last sum: no difference with them is out of range
+    here = tl.minimum(local, last)  # rows from `stop` on repeat the last sum, so that no difference overflows
     steps = tl.load(row + local, mask=local <= last, other=0.0).to(tl.float32)
     sums = tl.load(row + num_rows + here).to(tl.float32)
     total = tl.load(row + num_rows + last).to(tl.float32)

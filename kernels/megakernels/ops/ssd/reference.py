@@ -113,7 +113,7 @@ class _Steps:
 
     x: Tensor  # [B, H, Q, P]
     step: Tensor  # [B, H, Q, 1], Δ
-    slope: Tensor  # [B, H, Q, 1], of Δ by dt: zero beyond the limits
+    slope: Tensor  # [B, H, Q, 1], derivative of Δ with respect to dt: zero outside the limits
     rate: Tensor  # [H, 1, 1], a
 
 

@@ -1,4 +1,7 @@
-"""The attention core: FLOPs of visible pairs at a rate that is lower with few query blocks; or scores of all pairs in memory."""
+"""The attention core: FLOPs of visible pairs at a rate that is lower with few query blocks.
+
+Or unfused attention, which writes the scores of all pairs to memory.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ from megaplan.cost.step.workload import TimedStep
 
 BLOCK_ROWS = 128
 DOCUMENT_WASTE = BLOCK_ROWS
-"""Keys that blocks on the diagonal compute in addition to the keys of a document."""
+"""Additional keys per document that are computed because kernels compute whole blocks on the diagonal."""
 WINDOW_WASTE = 1.5
 """Ratio of the pairs that whole blocks compute to the pairs inside a window."""
 SCORE_BYTES = 2.0

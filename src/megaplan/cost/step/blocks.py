@@ -35,7 +35,7 @@ SEPARATE_SUM = 6 / 8, 6 / 8, 0.0
 FINAL_SHARES = 4 / 8, 6 / 8
 """The same for the final norm: the addition before it belongs to the last layer."""
 LOSS_TIMES = 2
-"""Bytes of the loss minus those with bf16 logits: frameworks convert logits to fp32."""
+"""Additional bytes of the loss compared with bf16 logits, because frameworks convert logits to fp32."""
 MODULES = {
     "core_attn": frozenset({("attention", "attention")}),
     "layernorm": frozenset({("A", "norm")}),
@@ -192,7 +192,7 @@ def _move(found: Ledger, work: TimedStep, op: OpWork, tokens: int, again: float,
     elif op.facts in (ROPE, MLA_KV):
         if own_modules.rotates(work):
             return
-        repeated = 0  # published steps show no time for recomputed rotations
+        repeated = 0  # published steps have no visible time for recomputed rotations
     elif op.facts is FINAL_NORM:
         forward, backward = (forward * share for share in FINAL_SHARES)
     elif op.skew is not None or isinstance(op.facts, Permutation):
@@ -226,7 +226,7 @@ def _again(recomputed: Recomputed, op: OpWork) -> float:
 
 
 def _products_again(recomputed: Recomputed, letter: str) -> float:
-    """Number of times that backward runs the products of a block again: a half if the policy is per operation."""
+    """Number of times that backward runs the products of a block again: one half if the policy is per operation."""
     if (letter == "E" and "moe" in recomputed.modules) or (letter == "A" and "attention" in recomputed.modules):
         return 1.0
     return 0.5 if recomputed.per_op else recomputed.full

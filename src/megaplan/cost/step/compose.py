@@ -47,7 +47,7 @@ def device_seconds(terms: PassTerms, rates: Mapping[str, Any]) -> Any:
 def pass_seconds(terms: PassTerms, rates: Mapping[str, Any], waits: Any = 0.0) -> Any:
     """Seconds of a pass: the device's kernels, gaps and waits, overlapped with the host's launches.
 
-    `waits` is the share of the shorter of both that does not overlap, because the host waits for the device in every layer.
+    `waits` is the share of the shorter of the two that does not overlap, because the host waits for the device in every layer.
     """
     device = device_seconds(terms, rates)
     host = terms.launched * rates["host"]

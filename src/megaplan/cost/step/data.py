@@ -114,7 +114,8 @@ def _groups(work: TimedStep) -> tuple[tuple[Group, Group, Group, Group], float]:
     dense, experts = Group(ranks, inside, *of_dense), Group(expert_ranks, expert_inside, *of_experts)
     if not sharded.inside:
         return (none, no_experts, dense, experts), optimizer
-    # each domain shards its own copy; across domains the gradients and parameters of a rank's shard are exchanged once per step
+    # each domain shards its own copy of the parameters; once per step, ranks with the same shard exchange gradients and parameters across
+    # domains
     copies, expert_copies = ranks / inside, expert_ranks / expert_inside
     over = Group(copies, 1.0, *(size / inside for size in of_dense))
     experts_over = Group(expert_copies, 1.0, *(size / expert_inside for size in of_experts))

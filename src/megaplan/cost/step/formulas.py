@@ -20,7 +20,7 @@ FORMULAS: dict[str, Formula] = {
         "(16 · 32 / 132) / 4 · 4096/4096 · 4096/4096 = 0.9697",
     ),
     "step_grouped": Formula(
-        "products of all local experts, of m rows each",
+        "products of all local experts, with m rows each",
         "t = ((F / (R · s · m/(m + m0) · K/(K + k0)))^1.7 + ((Bw/w + Br) / W)^1.7)^(1/1.7); s at most 1, Bw weights, Br rows",
         "seconds",
         "the form of MooreThreads/SimuMax's group_matmul table" + _FITTED,
@@ -35,7 +35,7 @@ FORMULAS: dict[str, Formula] = {
         "2 · 32 · 256 · 8192^2 / 2 / (6e14 · 1.0 · 2048/(2048 + 2 · 132)) = 0.0010343",
     ),
     "step_scores": Formula(
-        "attention that is not fused: all scores go through memory between two products, softmax and dropout",
+        "unfused attention: all scores are written to and read from memory between the two products, softmax and dropout",
         "n = batch · heads · S²; forward products of 2n · d FLOPs and 2n bytes each as step_gemm, and t = (4 + d) n / W of softmax and "
         "dropout, d = 5 or 0; backward four products and (6 + d) n / W",
         "seconds",
@@ -43,7 +43,7 @@ FORMULAS: dict[str, Formula] = {
         "(4 + 5) · 4 · 8 · 2048^2 / 1.45e12 = 0.00083306",
     ),
     "step_drops": Formula(
-        "probabilities that a fused attention kernel drops: a random number for each visible score",
+        "dropout inside a fused attention kernel: one random number for each visible score",
         "t = n / (r · multiprocessors); n = batch · heads · pairs, r random numbers a second of one multiprocessor, 9.8e9 forward and "
         "4.1e9 backward in the first FlashAttention, twice as many later, where a number has 8 bits and not 16",
         "seconds",
@@ -51,7 +51,8 @@ FORMULAS: dict[str, Formula] = {
         "12 · 8192^2 / 2 / (9.8e9 · 108) = 0.00038044",
     ),
     "step_copies_of_heads": Formula(
-        "modules of torch's own operations: copies of heads around attention, rotations, biases and the loss, by the bytes that each moves",
+        "modules made of torch's own operations: copies of heads around attention, rotations, biases and the loss, by the bytes that "
+        "each moves",
         "t = B / W; B of a token 4 (q + k + v + o) forward and backward around FlashAttention, or 4 o and 4 (q + k + v); rotated r of a "
         "width w: 20 r and 30 r, and 4 w and 14 w if r < w; of a logit 38 and 14",
         "seconds",
@@ -94,7 +95,7 @@ FORMULAS: dict[str, Formula] = {
         "(2 + 0.85) / 2 = 1.425",
     ),
     "step_launch": Formula(
-        "a pass whose kernels the host launches while they run",
+        "a pass whose kernels run while the host launches further ones",
         "t = (D^6 + H^6)^(1/6); D device time with gaps, H launches · host seconds per kernel",
         "seconds",
         "smooth maximum" + _FITTED,
@@ -115,7 +116,7 @@ FORMULAS: dict[str, Formula] = {
         "63/64 · 2e9 / 2e11 + 63 · 3e-5 = 0.011734",
     ),
     "step_data": Formula(
-        "time that a step waits for the reduction of gradients and the gather of parameters",
+        "the time for which a step waits for the reduction of gradients and the all-gather of parameters",
         "t = x (R + G) + max(0, (1 − x) R − B) + max(0, (1 − x) G − F); B and F one microbatch's backward and forward",
         "seconds",
         "the last microbatch hides the reduction, the first the gather" + _FITTED,
@@ -136,7 +137,7 @@ FORMULAS: dict[str, Formula] = {
         "989e15 / 989e12 / 0.5 + 1000 · 1e-6 = 2000.001",
     ),
     "step_host": Formula(
-        "time that a phase of megarun's step waits for its launches by the host",
+        "the time for which a phase of megarun's step waits for the host's launches",
         "t = max(0, n · h − d); n launches of the phase, h the host's time for one, d the device's time for all; of CUDA graphs ≤ 3 · h",
         "seconds",
         "steps beyond the device's busy time; the constants are in src/megaplan/measured",

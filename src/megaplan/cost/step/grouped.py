@@ -65,7 +65,7 @@ def padding(work: TimedStep) -> float:
 
 
 def busiest(work: TimedStep, skew: float) -> float:
-    """Rows of the busiest expert rank over the even share, of a layer of this skew; a fixed capacity is all that an expert computes."""
+    """Ratio of the busiest expert rank's rows to the even share for a layer with this skew; 1 with a fixed capacity."""
     moe = work.spec.model.moe
     assert moe is not None
     return 1.0 if skew == 1.0 or moe.capacity_factor is not None else float(moe.busiest_share(skew, work.mesh.ep))
@@ -92,7 +92,7 @@ def experts(ledger: Ledger, work: TimedStep, op: OpWork, bank: ExpertSizes, toke
     _linear(ledger, work, bank, rows, bank.width * (1 + bank.gated), bank.hidden, again, (True, not fused), trained=trained)
     _linear(ledger, work, bank, rows, bank.hidden, bank.width, again, (not fused, True), trained=trained)
     if fused:
-        ledger.move(BACKWARD, rows * bank.width * (1 + bank.gated) * bank.itemsize)  # no activation kernel; backward reads its input
+        ledger.move(BACKWARD, rows * bank.width * (1 + bank.gated) * bank.itemsize)  # no activation kernel; the backward reads its input
     else:
         ledger.move(FORWARD, rows * activated.moved_forward)
         repeated = 1.0 if "moe_act" in work.recomputed.modules else again

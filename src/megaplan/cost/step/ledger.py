@@ -129,7 +129,7 @@ class Ledger:
             self.transfers.append(Transfer(run, group, moved, calls))
 
     def launch(self, forward: float, backward: float, *, graphed: bool) -> None:
-        """Add kernels; the host does not launch those in a CUDA graph."""
+        """Add kernels; kernels in a CUDA graph do not count as host launches."""
         for run, count in enumerate((forward, backward)):
             self.kernels[run] += count
             if not graphed:

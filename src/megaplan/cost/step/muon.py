@@ -1,8 +1,8 @@
 """Newton-Schulz iterations of Megatron-Core's Muon, which orthogonalise the matrices of a rank's layers once per step.
 
 A tensor rank iterates its own part of a sharded matrix (`--muon-tp-mode blockwise`, Megatron's default). Gate and up projections are one
-matrix, as Megatron stores them. Products are in TF32, at half of the bf16 rate: PyTorch runs fp32 products under
-`--muon-fp32-matmul-prec medium` so. With a distributed optimizer data ranks divide the matrices among themselves, else each iterates all.
+matrix, as Megatron stores them. Products are in TF32, at half of the bf16 rate: PyTorch runs fp32 products in this way under
+`--muon-fp32-matmul-prec medium`. With a distributed optimizer data ranks divide the matrices among themselves, else each iterates all.
 
 Source: NVIDIA/Megatron-LM, `megatron/core/optimizer/muon.py`; NVIDIA-NeMo/Emerging-Optimizers, `muon_utils.py`.
 """
@@ -50,7 +50,10 @@ def muon_work(work: TimedStep) -> tuple[float, float, float]:
 
 @cache
 def _matrices(inventory: Inventory, tp: int, ep: int, etp: int) -> Counter[tuple[float, float, bool]]:
-    """Number of matrices of a tensor and expert rank by rows, columns and whether they are experts'; every matrix of a bank is its own."""
+    """Number of matrices of a tensor and expert rank by rows, columns and whether they are experts'.
+
+    Every matrix of a bank counts separately.
+    """
     found: Counter[tuple[float, float, bool]] = Counter()
     for name, block in inventory.blocks():
         if not has_groups(name):

@@ -24,7 +24,7 @@ def names_of(work: TimedStep) -> dict[str, Factors]:
     found["moe"] = _product(f"moe.{release}" if release else None)
     found["host"] = _product(f"host.{software.name}")
     waits = is_moe and software.dispatcher == "alltoall" and not graphed and not software.token_drop and host.kernels == "te"
-    if waits:  # for NCCL's counts; with overlap a forward's wait also delays the backward that runs at the same time
+    if waits:  # NCCL's kernels wait for one another; with overlap, a wait in a forward also delays the backward that runs at the same time
         found["sync"] = _product("host.sync")
         if software.exchange_overlap or experts_again(work.recomputed) == 1.0:
             found["sync.backward"] = _product("host.sync")

@@ -12,7 +12,7 @@ from megaplan.cost.step.ledger import BACKWARD, FORWARD, Ledger
 from megaplan.cost.step.workload import TimedStep
 
 COPY = 4.0
-"""Bytes of an element that is copied, in 16 bits: one read, one write."""
+"""Bytes per copied 16-bit element: one read, one write."""
 ROTATED = 20.0, 30.0
 """Bytes of a rotated element, forward and backward: two products, the negated half, its concatenation and a sum; slices in backward."""
 JOINED = 4.0, 14.0
@@ -85,7 +85,7 @@ def copied(core: AttentionSizes, *, flash: bool, packs: bool) -> tuple[float, fl
     """
     query, keys, made = core.heads * core.width, core.groups * (core.width + core.value_width), core.heads * core.value_width
     shared = core.heads > core.groups
-    read = (query + made + keys) / 2 if shared else keys  # of a shared key head each copy is written, and it is read once
+    read = (query + made + keys) / 2 if shared else keys  # a shared key head is read once, and each of its copies is written
     before = query + read if flash else read * shared
     packed = query + (query + made if shared else keys) if flash and packs else 0
     return COPY * (made + before + packed), COPY * (made * flash + query + keys + read * shared)
@@ -98,14 +98,14 @@ def _rotating(work: TimedStep) -> float:
 
 
 def _rotation(op: OpWork, width: float) -> tuple[float, float]:
-    """Bytes of a token of rotations by torch's operations, forward and backward; `width`: of all heads of queries and keys together."""
+    """Bytes per token of rotations with torch's operations, forward and backward; `width` is that of all query and key heads together."""
     turned = op.work.moved_forward / COPY
     joined = width if 0 < turned < width else 0.0
     return ROTATED[0] * turned + JOINED[0] * joined, ROTATED[1] * turned + JOINED[1] * joined
 
 
 def loss(ledger: Ledger, work: TimedStep, logits: float) -> bool:
-    """Add a loss of this many logits that torch runs in fp32, operation by operation; False if the software has another.
+    """Add a loss of this many logits that torch runs in fp32, operation by operation; returns False if the software has another loss.
 
     Source: `_VocabParallelCrossEntropy` of megatron/core/tensor_parallel/cross_entropy.py in NVIDIA/Megatron-LM, and the cast before it.
     """
@@ -117,7 +117,7 @@ def loss(ledger: Ledger, work: TimedStep, logits: float) -> bool:
 
 
 def stream(ledger: Ledger, work: TimedStep, letter: str, again: float) -> None:
-    """Add bias and dropout of a block's output, where they are separate operations."""
+    """Add bias and dropout of a block's output if they are separate operations."""
     modules, model = modules_of(work), work.spec.model
     if modules is None or not modules.separate_bias:
         return

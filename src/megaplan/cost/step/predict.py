@@ -39,7 +39,7 @@ WAITS = ("tensor", "exchange", "context", "pipeline")
 GATHERS = "gathers"
 """The term of a microbatch's waits for gathers and reductions over data ranks."""
 LEAST = 1e-12
-"""Share of a step up to which a difference of sums is rounding."""
+"""Share of a step below which a difference of sums counts as a rounding error."""
 
 
 class StepTime(NamedTuple):
@@ -57,7 +57,7 @@ class StepTime(NamedTuple):
 
 
 class StepTimer:
-    """Times steps of one model, software and machine on any mesh; the times of blocks are kept by their local shape."""
+    """Times steps of one model, software and machine on any mesh; the times of blocks are cached by their local shape."""
 
     def __init__(self, like: TimedStep, constants: Mapping[str, float] | None = None) -> None:
         """`like` is one of the steps; `constants` are values by name, None for those of the data file."""
@@ -98,7 +98,7 @@ class StepTimer:
     def _block(self, work: TimedStep, kind: str, shape: tuple[object, ...], rates: Mapping[str, float]) -> Passes:
         mesh = work.mesh
         key: tuple[object, ...] = (kind, shape)
-        if kind[0] == "E":  # the work of experts depends on their tokens only, not on the sequences and context ranks of these
+        if kind[0] == "E":  # experts' time depends only on the number of tokens, not of sequences or context ranks
             key = (kind, work.tokens, mesh.tp, mesh.ep, mesh.etp, shape[-1])
         elif kind == "hop":
             key = (kind, shape, mesh.pp > 1, mesh.vpp)

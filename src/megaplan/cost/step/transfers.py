@@ -89,12 +89,15 @@ def context(ledger: Ledger, work: TimedStep, width: int, again: float) -> None:
 
 
 def copies(ranks: float, top_k: float, *, distinct: bool) -> float:
-    """Sent copies of a token: top_k; or, if each distinct rank or domain gets one, `n (1 − (1 − 1/n)^k)` under uniform routing."""
+    """Number of copies of a token that are sent.
+
+    It is top_k; or, if each distinct rank or domain gets one copy, `n (1 − (1 − 1/n)^k)` under uniform routing.
+    """
     return ranks * (1 - (1 - 1 / ranks) ** top_k) if distinct else float(top_k)
 
 
 def neighbouring_copies(ranks: float, top_k: int, num_experts: int) -> float:
-    """Sent copies of a token whose `top_k` experts are consecutive: the average number of their ranks, `1 + (k − 1) n / E`."""
+    """Number of copies sent of a token whose `top_k` experts are consecutive: the average number of their ranks, `1 + (k − 1) n / E`."""
     return min(ranks, 1 + (top_k - 1) * ranks / num_experts)
 
 
@@ -121,7 +124,10 @@ def exchange(ledger: Ledger, work: TimedStep, exchanges: Exchanges, again: float
 
 
 def _sent(work: TimedStep, exchanges: Exchanges, ranks: float) -> float:
-    """Rows that a token sends to `ranks` ranks or domains, or that the busiest receives; with `distinct` each gets a token once."""
+    """Rows of a token that are sent to `ranks` ranks or domains, or that the busiest of them receives.
+
+    With `distinct` each gets a token only once.
+    """
     moe, share = work.spec.model.moe, busiest(work, exchanges.skew)
     if work.software.dispatcher == "alltoall":
         return share * copies(ranks, exchanges.rows * padding(work), distinct=False)

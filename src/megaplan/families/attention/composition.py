@@ -63,7 +63,7 @@ def expanding_bytes(dims: Dims, attention: LatentAttention, variant: AttentionVa
 
 
 def library_refusal(dims: Dims, attention: GroupedQueryAttention | LatentAttention, variant: AttentionVariant) -> str | None:
-    """Reason that FlashAttention-4 does not take the core of a layer; None if it does."""
+    """Reason why FlashAttention-4 does not support the core of a layer; None if it does."""
     sizes = sizes_of_layer(dims, attention, variant)
     return sizes._replace(masked=sizes.masked or variant.indexed).refusal
 

@@ -1,7 +1,7 @@
-"""Latent queries, outputs of groups of heads, and keys that are made of several positions, of grouped-query attention.
+"""Latent queries, outputs of groups of heads, and keys that are compressed from several positions, all for grouped-query attention.
 
-A compressed key is the sum of `rate` positions, weighted by a softmax of a projection of the input plus a learned number per position. An
-indexer of its own chooses some of these keys by keys that are compressed in the same way; the choice has no gradient.
+A compressed key is the sum of `rate` positions, weighted by a softmax of a projection of the input plus a learned number per position. A
+separate indexer chooses some of these keys, using index keys that are compressed in the same way; the choice has no gradient.
 
 Source: the DeepSeek-V4 implementation of transformers.
 """

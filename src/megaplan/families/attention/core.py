@@ -145,7 +145,7 @@ def output_ops(sharded: bool, index: tuple[str, ...], key: AttentionKey) -> tupl
 
 
 def _gate(key: AttentionKey, heads: str) -> tuple[Op, ...]:
-    reads, product = (heads, "gate_sigmoid"), ("gate_product",) if key.gates_heads else ()  # which is summed over a head
+    reads, product = (heads, "gate_sigmoid"), ("gate_product",) if key.gates_heads else ()  # this product is summed over a head
     made = "gate_biased" if key.gate_bias else "gate"
     return (
         *((Op("gate bias", ("gate",), (made,), params=("gate_bias",)),) if key.gate_bias else ()),

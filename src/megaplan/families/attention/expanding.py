@@ -28,7 +28,7 @@ def expanding_storages(dims: Dims, attention: LatentAttention, variant: Attentio
     """Storages of the core."""
     up, latent, rope, heads = dims.up, attention.kv_lora_rank, attention.qk_rope_head_dim, attention.num_heads // dims.tp
     held, wide = expanding_bytes(dims, attention, variant._replace(heads=None), parameters), (dims.batch, dims.tokens * dims.cp)
-    summed = Column.COMMUNICATION if dims.dtype is dims.stat_dtype else Column.ACTIVATIONS  # else the reduction takes a copy
+    summed = Column.COMMUNICATION if dims.dtype is dims.stat_dtype else Column.ACTIVATIONS  # otherwise the reduction makes a copy
     height = heads * (attention.qk_nope_head_dim + attention.v_head_dim)
     trained = 0 if up.scaling or (dims.frozen and not up.rank) else height
     made: dict[str, tuple[int, ...]] = {

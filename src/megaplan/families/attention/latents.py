@@ -11,10 +11,10 @@ from megaplan.blocks.ops import UpProjection
 
 @cache
 def head_groups(num_heads: int, cp: int) -> int:
-    """Number of groups into which a rank's heads are divided; keys and values of one group are made at once.
+    """Number of groups into which a rank's heads are divided; keys and values of one group are computed together.
 
     It is the smallest divisor of the heads that is at least cp.
-    One group's keys and values of the whole sequence then take at most the bytes of all heads' for the rank's own tokens.
+    One group's keys and values of the whole sequence then take at most as many bytes as those of all heads for the rank's own tokens.
     """
     return next((groups for groups in range(min(num_heads, cp), num_heads + 1) if num_heads % groups == 0), 1)
 
@@ -84,5 +84,5 @@ def of_blocks(height: int, groups: int, square: int) -> int:
 
 
 def expanding_product(rows: int, latent: int, height: int, itemsize: int, up: UpProjection) -> ScaledLinears | BlockLinears:
-    """The up-projection of so many rows of its weight in eight bits."""
+    """The up-projection in eight bits with this number of rows of its weight."""
     return low_linears((rows, latent, (height,), itemsize), up.scaling, fused=up.fused, packed=(up.gathered_packed,))

@@ -23,7 +23,7 @@ def _heads(checked: CheckedSpec, attention: GroupedQueryAttention | LatentAttent
         if heads % kv_heads:
             detail = remainder("attention.num_heads", heads, "attention.num_kv_heads", kv_heads)
             yield checked.error("MP701", detail, "model.attention.num_kv_heads", use_one_of(divisors(heads)))
-        # attention of multi-token prediction rotates whatever the layers' does
+        # attention of multi-token prediction always rotates, even if the layers do not
         rotates = checked.attends_ahead or checked.letters is None or checked.count("A") > len(attention.nope_layers)
         if attention.rotary_dim is None and attention.head_dim % 2 and rotates:
             yield _odd(checked, "head_dim", attention.head_dim)
@@ -74,7 +74,9 @@ def _rotated(checked: CheckedSpec, attention: GroupedQueryAttention) -> Iterator
     """Checks that rotated widths are even and no wider than the widest head."""
     widest, by_window = max([attention.head_dim, *(own.head_dim or 0 for own in attention.layer_heads)]), attention.window_rotary_dim
     if by_window is not None and attention.window_rope_theta is None:
-        detail = f"attention.window_rotary_dim = {by_window}, attention.window_rope_theta = null: layers with a window have no own angles"
+        detail = (
+            f"attention.window_rotary_dim = {by_window}, attention.window_rope_theta = null: layers with a window have no separate angles"
+        )
         yield checked.error("MP715", detail, "model.attention.window_rotary_dim", "give attention.window_rope_theta")
     for name, rotated in (("rotary_dim", attention.rotary_dim), ("window_rotary_dim", by_window)):
         if rotated is not None and rotated > widest:

@@ -33,7 +33,7 @@ def linear_attention_tensors(
 
 
 def _queries_and_keys(keys: int, key_heads: int, hidden_size: int) -> ParamTensor:
-    """Rows of all queries, then of all keys; a matrix is the part of one head in either."""
+    """Rows of all queries, then of all keys; a matrix is the part of one head in each of the two."""
     shape = (2 * keys, hidden_size)
     return ParamTensor("qk_proj.weight", shape, Owner.TENSOR_PARALLEL, Group.MATRIX, Init.NORMAL, 0, (keys, keys), 2 * key_heads)
 

@@ -86,7 +86,7 @@ def _saved_bytes(sizes: TrapezoidalScan) -> int:
 
 
 def _trapezoidal_pieces(dims: Dims, sizes: TrapezoidalScan, copied_states: int, copied_starts: int, parameter_bytes: int) -> KernelScratch:
-    """Mamba-3's scan of a piece: state and phase are parts of the result that is passed on, so views of it are copied."""
+    """Mamba-3's scan of a piece: state and phase are views of the result that is passed on, so they are copied."""
     of_last = DType.FP32.bytes * dims.batch * sizes.heads * sizes.angles
     whole = sizes.forward_bytes()
     viewed = sizes.angles > 0 and dims.batch * sizes.heads > 1
@@ -141,7 +141,7 @@ def _mamba3(load: Workload, mamba: Mamba3, hidden_size: int, scan: Ssd | Trapezo
 MAMBA2 = Selective(
     "mix",
     frozenset({"in_proj", "scale parts", "split", exchange("conv1d"), "conv1d", "split conv"}),
-    # later operations read their outputs in backward anyway; saved, they do not run twice
+    # the backward of later operations reads their outputs in any case; because they are saved, they do not run twice
     caches={"ssd": "ssd", "gated_norm": "gated_rms_norm", "gate": "swiglu"},
 )
 MAMBA3 = Selective("mix", frozenset({"in_proj", "angle_proj", "split", "B_norm", "C_norm"}), caches={"scan": "mamba3"})
@@ -266,7 +266,7 @@ def _mamba3_storages(dims: Dims, mamba: Mamba3) -> Shapes:
     statistics["phases"] = (*_states(dims, mamba, heads)[:3], mamba.num_angles)
     carried: Shapes = {}
     if dims.cp > 1:
-        of_mimo_rank = 2 * mamba.state_dim + (3 * mamba.head_dim if mamba.mimo_rank > 1 else 0)  # of the biases of B and C; x, z and o
+        of_mimo_rank = 2 * mamba.state_dim + (3 * mamba.head_dim if mamba.mimo_rank > 1 else 0)  # the biases of B and C; x, z and o
         statistics["summed"] = (heads * (mamba.mimo_rank * of_mimo_rank + 2),)  # gradients of D and dt_bias
         statistics |= dict.fromkeys(("ahead", "ahead_gradient"), (dims.batch, PIECES, heads))
         travelling = mamba.head_dim * mamba.state_dim + mamba.num_angles

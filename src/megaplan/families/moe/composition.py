@@ -53,7 +53,7 @@ def moe_work(load: Workload, moe: MixtureOfExperts, hidden_size: int, variant: f
 
     Every routed row is counted; skew moves work between ranks without changing the total; with a capacity the rows of the buffers count. A
     rank holds `1 / ep` of the experts and receives as many rows as it sends; with etp, each of the etp ranks of an expert computes a slice
-    of its width on the rows of all of them. `tp` shards the shared expert alone.
+    of its width on the rows of all of them. `tp` shards only the shared expert.
     """
     rows, skew = moe.row_width(hidden_size), moe.skew_in(variant)
     bank = expert_sizes(moe, load.num_tokens, moe.top_k, hidden_size, load.itemsize, ep=load.ep, etp=load.etp)

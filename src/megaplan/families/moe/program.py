@@ -185,7 +185,7 @@ def _program(options: MoeOptions, way: Travel, padded: bool, sharded: bool, gath
         *((add("sum", summed, "sum"),) if shared else ()),
         add("residual", ("x", "sum" if shared else made), "out"),
     )
-    # locals of ExpertBlock.forward that outlive their last use
+    # local variables of ExpertBlock.forward that are alive after their last use
     held = frozenset({"weights", "indices", "rows", "counts", "combined", *(("latent", "expanded") if options.latent else ())})
     program = SELECTIVE.program(*ops, held=held)
     return replace(program, after=frozenset({"latent_up"})) if options.latent else program
@@ -331,7 +331,7 @@ def _storages(dims: Dims, moe: MixtureOfExperts, mesh: ExpertMesh, rows: int, tr
     far = dict.fromkeys((ARRIVED, "leaving", "parts", "gradient_parts"), (rows, hidden))
     far |= dict.fromkeys(("crossed", "summed"), (rows // mesh.etp, hidden))
     routed_far = {"order": (rows,), "own_counts": (mesh.ep, local), "received_counts": (local,)}
-    gathered = mesh.etp > 1 and moe.capacity_factor is None  # a capacity states the counts of all slices
+    gathered = mesh.etp > 1 and moe.capacity_factor is None  # with a capacity, the row counts of all slices are known
     counts_column = Column.COMMUNICATION if gathered else Column.ROUTING
     weighing_far = {"arrived_weights": (rows,), "crossed_weights": (rows // mesh.etp,)}
     return {

@@ -1,4 +1,4 @@
-"""The way of rows to the experts, on one rank or over others, as operations of an E block.
+"""Operations of an E block that move rows to the experts, on one rank or between ranks.
 
 Every rank sends rows to the ranks of their experts, or, with `host.moe_dispatcher: allgather`, gathers the tokens of all ranks and copies
 the rows of its own experts; the ranks' partial sums are reduced and scattered.
@@ -82,7 +82,7 @@ def _local(gated: bool, gathers: bool, bias: bool) -> tuple[Op, ...]:
 
 
 def _travelling(gated: bool, gathers: bool, bias: bool, way: Travel) -> tuple[Op, ...]:
-    """Rows that are copied for the experts, and sent if other ranks have experts or slices of them."""
+    """The path of rows that are copied for the experts, and sent if other ranks have experts or slices of them."""
     sent, weighing, returned = ("sent", "sent_weights", "returned") if way.far else (ARRIVED, "arrived_weights", "leaving")
     processed = _arrived(gated, gathers, bias) if gathers or not way.far else _sorted(gated, gathers, bias)
     processed = _with_sliced_bias(processed, bias=bias, way=way)
@@ -102,7 +102,7 @@ def _outwards(way: Travel) -> tuple[Op, ...]:
     sent, arrived, crossed = ("sent", "sent_weights"), (ARRIVED, "arrived_weights"), ("crossed", "crossed_weights")
     exchange, parts = Op("exchange", sent, crossed if way.gathered else arrived), ("gradient_parts",)
     gather = Op("gather", crossed if way.exchanged else sent, arrived, fetches=parts, holds=sent if way.exchanged else ())
-    gather = gather._replace(before=(((), False),))  # the experts' gradients are reduced before parts of sums arrive
+    gather = gather._replace(before=(((), False),))  # the experts' gradients are reduced before partial sums arrive
     return *((exchange,) if way.exchanged else ()), *((gather,) if way.gathered else ())
 
 

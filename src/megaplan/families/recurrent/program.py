@@ -131,7 +131,7 @@ def _program(sharded: bool, handed: bool, kernels: bool, summed: bool) -> BlockP
             ("gated", "gated_rstd"),
             keeps=("y", "gate", "gated_rstd"),
             params=("gated_norm.weight",),
-            fetches=("gated_dot",) if sharded else (),  # summed over the group, as the squares are
+            fetches=("gated_dot",) if sharded else (),  # reduced over the group, like the sums of squares
         ),
         *output_ops("gated", sharded=sharded),
     )

@@ -1,4 +1,4 @@
-"""Rules of host maxtext: settings that MaxText does not have, or has with tensors that its budget here does not list."""
+"""Rules of host maxtext: settings that MaxText does not have, or that allocate tensors which the budget does not list."""
 
 from collections.abc import Iterator
 
@@ -57,7 +57,7 @@ def _layers(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _parts(spec: Spec) -> Iterator[Limit]:
-    """Parts of a model outside its layers, and their masks."""
+    """Limits on parts of a model outside its layers, and on masks."""
     model = spec.model
     for name in type(model.features).model_fields:
         if getattr(model.features, name) is not None:
@@ -68,12 +68,14 @@ def _parts(spec: Spec) -> Iterator[Limit]:
     for family, section in families_of(model):
         if not isinstance(getattr(section, "routing_skew", 1.0), float):
             yield Limit(
-                f"model.{family.section}.routing_skew", "model.moe.routing_skew by layer: scanned layers are equal", "routing_skew: 1.0"
+                f"model.{family.section}.routing_skew",
+                "model.moe.routing_skew is given per layer, but MaxText's scanned layers are equal",
+                "routing_skew: 1.0",
             )
     if spec.data.packing != "none":
         yield Limit("data.packing", f"data.packing = {spec.data.packing}: its masks are not priced", "packing: none")
     if spec.pools:
-        yield Limit("pools", "pools: MaxText's program is one for all devices", "remove pools")
+        yield Limit("pools", "pools: MaxText runs one program on all devices", "remove pools")
 
 
 def _mesh(spec: Spec, letters: str) -> Iterator[Limit]:
@@ -96,7 +98,9 @@ def _mesh(spec: Spec, letters: str) -> Iterator[Limit]:
         yield Limit("mesh.vocab_parallel", "mesh.vocab_parallel = false: the tensor axis shards the vocabulary", "vocab_parallel: true")
     heads = spec.model.attention.num_kv_heads if isinstance(spec.model.attention, GroupedQueryAttention) else mesh.tp
     if heads % mesh.tp:
-        detail = f"mesh.tp = {mesh.tp}, model.attention.num_kv_heads = {heads}: the tensor axis shards key heads, and copies none"
+        detail = (
+            f"mesh.tp = {mesh.tp}, model.attention.num_kv_heads = {heads}: the tensor axis shards key heads, but does not replicate them"
+        )
         yield Limit("mesh.tp", detail, f"tp: {heads}")
     if mesh.gathers_latents:
         yield Limit("mesh.context_exchange", "mesh.context_exchange = latents: MaxText gathers keys and values", "context_exchange: heads")
@@ -113,7 +117,9 @@ def _stages(spec: Spec, letters: str) -> Iterator[Limit]:
         detail = f"schedule.kind = {schedule.kind}: MaxText's pipeline is a loop whose backward XLA derives"
         yield Limit("schedule.kind", detail, f"kind: {SCHEDULES[mesh.vpp > 1]}")
     if schedule.num_microbatches % mesh.pp:
-        detail = f"schedule.num_microbatches = {schedule.num_microbatches}, mesh.pp = {mesh.pp}: it is a multiple of the stages"
+        detail = (
+            f"schedule.num_microbatches = {schedule.num_microbatches}, mesh.pp = {mesh.pp}: it must be a multiple of the number of stages"
+        )
         yield Limit("schedule.num_microbatches", detail, f"num_microbatches: {mesh.pp}")
     spans = spec.split.spans or ()
     if len(letters) % (SIZE * mesh.num_slots) or len({stop - start for start, stop in spans}) > 1 or spec.split.mode == "weighted":
@@ -130,12 +136,14 @@ def _precision(spec: Spec) -> Iterator[Limit]:
         detail = f"precision.reduce = {precision.reduce}, precision.params = {precision.params}: XLA reduces in the products' dtype"
         yield Limit("precision.reduce", detail, f"reduce: {precision.params.of_products}")
     if spec.host.int8 and (device_of(spec.device).generation != TPU or "int8" not in device_of(spec.device).peak_flops):
-        yield Limit("host.int8", f"host.int8 = true, device.name = {spec.device.name}: it has no rate of int8 here", "int8: false")
+        yield Limit(
+            "host.int8", f"host.int8 = true, device.name = {spec.device.name}: megaplan knows no int8 rate of this device", "int8: false"
+        )
     for letter, dtype in precision.families.items():
-        yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: dtype is one for the model")
+        yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: MaxText has one dtype for the whole model")
     if recipe is not None and (recipe != LowPrecision(name="fp8_current") or spec.host.int8):
         given = f"precision.recipe.name = {recipe.name}, host.int8 = {str(spec.host.int8).lower()}"
-        detail = f"{given}: priced are fp8 with a scale a tensor, or int8"
+        detail = f"{given}: only fp8 with one scale per tensor and int8 are priced"
         yield Limit("precision.recipe", detail, "recipe: {name: fp8_current}")
 
 
@@ -145,7 +153,7 @@ def _policies(spec: Spec) -> Iterator[Limit]:
         yield Limit("optimizer.matrix", f"optimizer.matrix = {spec.optimizer.matrix}: AdamW is priced", "matrix: adamw")
     if recompute.blocks:
         given = ", ".join(f"{letter}: {policy}" for letter, policy in recompute.blocks.items())
-        yield Limit("recompute.blocks", f"recompute.blocks = {{{given}}}: a policy of MaxText is one for all layers", "blocks: {}")
+        yield Limit("recompute.blocks", f"recompute.blocks = {{{given}}}: MaxText has one policy for all layers", "blocks: {}")
     for key in ("remat_policy", "remat_tensors"):
         if recompute.default != "selective" and getattr(host, key) != type(host).model_fields[key].get_default(call_default_factory=True):
             detail = f"host.{key} is given, and recompute.default = {recompute.default}"

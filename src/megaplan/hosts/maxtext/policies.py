@@ -34,7 +34,7 @@ EXPERT_NAMES = {"mlpwi_0": "moe_mlpwi_0", "mlpwi_1": "moe_mlpwi_1", "mlpwo": "mo
 
 
 def saved_places(spec: Spec) -> Mapping[str, str]:
-    """`device` or `offload` of each tensor that a policy names; nothing where all of a block runs again."""
+    """`device` or `offload` for each tensor that a policy names; empty if the whole block is recomputed."""
     host = spec.host
     if spec.recompute.default != "selective":
         return {}
@@ -80,7 +80,7 @@ def _mlp(inner: int, activation: str, residual: int) -> Iterator[tuple[str, int]
 
 
 def saved_bytes(spec: Spec, blocks: Iterable[Block], tokens: int) -> dict[str, dict[str, int]]:
-    """Bytes by place and name that the policy saves of these layers, for so many tokens of a device, without the block's input."""
+    """Bytes that the policy saves of these layers, by place and name, for this number of tokens on a device, without the block's input."""
     places, found = saved_places(spec), {DEVICE: dict[str, int](), HOST: dict[str, int]()}
     for block in blocks:
         for name, each in tensors_of(spec, block):

@@ -13,7 +13,9 @@ OPERATIONS = {
     ("A", "o_proj"): "out_proj", ("A", "q_down"): "query_wa_proj", ("A", "kv_down"): "kv_wa_proj", ("A", "q_up"): "query_proj",
     ("A", "kv_up"): "key_proj", ("D", "gate_proj"): "mlpwi_0", ("D", "up_proj"): "mlpwi_1", ("experts", "experts"): "mlpwi_0",
 }  # fmt: skip
-"""Tensor that an operation makes, by the part and name that the cost model has for it; saved, it is not made again."""
+"""Tensor that an operation makes, by the operation's part and name in the cost model; if the tensor is saved, the operation is not
+recomputed.
+"""
 NEVER_AGAIN = ("D", "down_proj")
 """Product whose result is added to the stream: no gradient needs it, so XLA removes it from the recomputation."""
 
@@ -25,7 +27,7 @@ def step_of(spec: Spec) -> tuple[Software, Recomputed]:
 
 
 def _software(spec: Spec) -> Software:
-    """One graph of all kernels; gradients are reduced in the dtype of the products, inside a slice first where several have copies.
+    """One graph of all kernels; gradients are reduced in the dtype of the products, first inside a slice if several slices have copies.
 
     AdamW reads the gradient, the parameter and both moments, and writes all except the gradient.
     """

@@ -1,7 +1,7 @@
 """A block's program under `lora`: its own parameters have no gradients; A and B of adapted linears have.
 
 A frozen linear saves no activation, because only its weight gradient would need its input; torch's product saves its weight, so a
-recomputed region that ends with a frozen linear runs again when that linear's backward begins. An adapted one saves its input, and the
+recomputed region that ends with a frozen linear is recomputed when that linear's backward begins. An adapted linear saves its input and the
 product with A, […, rank]. Its backward makes the gradient of that product, A's and B's gradients, and the input's, into which both products
 are added. Under TP a column-parallel linear gathers its input again in backward only if an adapter reads it. A product with a frozen scale
 saves nothing. Every other operation saves the same tensors, and makes no parameter gradient.
@@ -66,7 +66,7 @@ def adapted_from(program: BlockProgram, letter: str, lora: Lora) -> BlockProgram
 
 
 def _unused_bytes(program: BlockProgram, block: Block, dims: Dims) -> int:
-    """Bytes of gradients of a scan's parameters, a few numbers per head, which its kernel makes with the others and drops.
+    """Bytes of gradients of a scan's parameters, a few numbers per head, which its kernel computes with the other gradients and drops.
 
     Under CP all gradients of a piece are kernel scratch until they are copied into the rank's gradients.
     """
@@ -99,7 +99,7 @@ def _without_gradient(op: Op) -> Op:
 @lru_cache(maxsize=256)
 def _with_adapters(program: BlockProgram, linears: frozenset[str], packed: frozenset[str]) -> BlockProgram:
     ops = tuple(unpacked_op(adapted_op(op, linears), op, packed) for op in program.ops)
-    # the product that ends a recomputed region is not recomputed; an adapted one is, up to its narrow rows, which it saves
+    # the product that ends a recomputed region is not recomputed; with an adapter it is recomputed up to its low-rank rows, which it saves
     made_again = {name for op in program.ops if op.name in program.reruns for name in op.makes}
     ends = {op.name for op in ops if op.name not in program.after and _is_adapted(op) and op.keeps[0] in made_again}
     return BlockProgram(ops, program.held, program.reruns | ends, program.caches, program.after)

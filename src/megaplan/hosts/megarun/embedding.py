@@ -1,4 +1,4 @@
-"""Saved tensors of both ends of the stack but the head: inputs, token embedding, side embeddings, final norm.
+"""Saved tensors of both ends of the stack except the head: inputs, token embedding, side embeddings, final norm.
 
 Token ids and labels are inputs of the step, priced whole in `buffers.py`.
 """
@@ -57,7 +57,7 @@ def rotary_tables(spec: Spec) -> tuple[RotaryTable, ...]:
 
 
 def _frequencies(spec: Spec) -> int:
-    """⌈R / 2⌉: an odd width, which no layer rotates, has a table too."""
+    """Number of frequencies, ⌈R / 2⌉: an odd width, which no layer rotates, also has a table."""
     widths = (family.rotary(section) for family, section in families_of(spec.model) if family.rotary is not None)
     return sum(-(-width // 2) for width in widths)
 
@@ -139,7 +139,7 @@ def _rows(spec: Spec) -> int:
 def graph_bytes(spec: Spec) -> int:
     """Tensors that CUDA graphs have in addition to eager steps: a microbatch's inputs, and the sum of the losses, fp64.
 
-    With packed rows also the number by which the loss is divided, fp32; the numbers of a recorded update. 0 where steps are eager.
+    With packed rows also the divisor of the loss, fp32; with a recorded update also its numbers. 0 if steps are eager.
     """
     if not replays_graphs(spec):
         return 0

@@ -71,7 +71,7 @@ def gather_texts(spec: Spec, inventory: Inventory) -> list[str]:
 
 
 def plain_texts(spec: Spec, inventory: Inventory) -> list[str]:
-    """Layers within the recipe's letters whose own dtype keeps their products plain."""
+    """Layers with a letter of the recipe whose products stay plain because of their own dtype."""
     recipe, precision = spec.precision.recipe, spec.precision
     if recipe is None:
         return []

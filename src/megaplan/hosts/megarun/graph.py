@@ -6,14 +6,14 @@ from typing import NamedTuple
 from megaplan.blocks.ops import INPUT, Op, again
 
 REDUCE_SCATTER = "reduce_scatter"
-AGAIN = "recompute"  # the region's second run, among the keepers of a storage
+AGAIN = "recompute"  # the region's recomputation, among the holders of a storage
 LATER = "W"  # the second half of a split backward, among the keepers of a storage
 
 
 class Graph(NamedTuple):
     """A program with derived facts: view roots, keepers, and the storages that a recompute region reads, drops and caches.
 
-    `parts` are the operations of each checkpoint in order, where a block has several: each recomputes its part of the region separately.
+    `parts` are the operations of each checkpoint in order, if a block has several: each recomputes its part of the region separately.
     `passed` are storages that the region makes and other blocks keep: they are freed when the region makes them again.
     """
 
@@ -41,7 +41,7 @@ class Graph(NamedTuple):
 
     @property
     def reduced(self) -> frozenset[str]:
-        """Partial sums over a TP group: a bias is added to their sum, so the bias' gradient exists first."""
+        """Partial sums that are reduced over a TP group: a bias is added after the reduction, so in backward its gradient exists first."""
         return frozenset(name for op in self.ops if op.name == REDUCE_SCATTER for name in op.reads)
 
     def run_again(self, part: frozenset[str], wanted: frozenset[str], *, splittable: bool) -> tuple[Op, ...]:
@@ -64,7 +64,7 @@ class Graph(NamedTuple):
         last = inner[stop]
         if splittable and last.is_linear:
             return *inner[:stop], last._replace(makes=tuple(again(name) for name in last.makes))  # no operation reads it
-        runs = not last.keeps_first or any(name in wanted for name in last.makes)  # an operation that did not run again keeps its result
+        runs = not last.keeps_first or any(name in wanted for name in last.makes)  # an operation that was not recomputed keeps its result
         return inner[: stop + 1 if runs else stop]
 
     @property
@@ -81,7 +81,7 @@ class Graph(NamedTuple):
         found = {name: set(names) for name, names in self.keepers.items() if name != INPUT}
         for part in self.checkpoints:
             inner = [op for op in self.ops if op.name in part & self.region]
-            given = self.entering - self.cached  # outputs that the second run finds in its cache are not inputs of the region
+            given = self.entering - self.cached  # outputs that the recomputation finds in its cache are not inputs of the region
             for name in frozenset(self.roots[name] for op in inner for name in op.reads) & given & self.saved:
                 found.setdefault(name, set()).update(op.name for op in inner)
             for name in self.cached & self.made_by(part):

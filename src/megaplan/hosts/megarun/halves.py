@@ -20,9 +20,9 @@ class Halves(NamedTuple):
     Attributes:
         inputs: The program with I instead of its backward.
         late: Parameters whose gradients are left to W, in W's order.
-        weights: Live sets of W: of each product with the pending storages and the gradients that it makes; W's fetch of an input adds one
-            without a gradient. Fused products have one point with their temporary tensors, then one for each gradient (`new_params`) when
-            it is taken.
+        weights: Live sets of W: one for each product, with the pending storages and the gradients that it makes; a gather of an input adds
+            one without a gradient. Fused products have one point with their temporary tensors, then one for each gradient (`new_params`)
+            when it is taken.
         fetched: Storages that W itself makes.
         for_others: Storages that only other blocks' W needs.
     """
@@ -44,7 +44,7 @@ class Halves(NamedTuple):
 
 @cache
 def splittable(run: Replay) -> Replay:
-    """The block with linears that a schedule may split, and an unsplit backward."""
+    """The block with linears that a schedule can split, but with an unsplit backward."""
     return with_backward(run, run.program, splittable=True)[0]
 
 
@@ -54,7 +54,7 @@ def _made_again(run: Replay) -> tuple[str, ...]:
 
 
 def splittable_part(part: BlockReplay, dims: Dims) -> BlockReplay:
-    """`splittable` of a part, with the outputs of recomputed regions that are made once more.
+    """`splittable` of a part; outputs of recomputed regions are made a second time.
 
     An output with the width of the stream has all its tokens, before its reduction; any other is as large as the first time.
     """
@@ -72,10 +72,10 @@ def halves(run: Replay, *, owns_input: bool = True) -> Halves:
     inputs, backward = with_backward(run, run.program, splits=True)
     weights, operations = [], [pending.op for pending in backward.pending]
     for op in dict.fromkeys(operations):
-        left, name = backward.pending[operations.index(op) :], f"W of {op.name}"  # weights of one input are freed together
+        left, name = backward.pending[operations.index(op) :], f"W of {op.name}"  # weights that read the same input are freed together
         own, further = left[0].kept, [each for pending in left if pending.op is not op for each in pending.kept]
         gradients = tuple(size_name(holder) for holder in dict.fromkeys(pending.gradient for pending in left))
-        if op.late_fetches:  # the saved part of the input exists while the input is fetched, and is freed when it is used
+        if op.late_fetches:  # the saved part of the input is allocated while the input is gathered, and is freed after use
             weights.append(LiveSet(name, tuple(dict.fromkeys((*own, *further, *op.late_fetches))), gradients))
             own = (*own[1:], *op.late_fetches)
         storages, params = tuple(dict.fromkeys((*own, *further))), tuple(param for param, _ in op.late)
@@ -118,7 +118,7 @@ class HalvedBytes(NamedTuple):
 def weigh_halves(block: BlockBytes, *, owns_input: bool = True) -> HalvedBytes:
     """Sums of a block's halves.
 
-    `owns_input` is true if the block's input, where W needs it, is counted here; else it is a receive buffer.
+    `owns_input` is true if the block's input is counted here when W needs it; else it is a receive buffer.
     """
     split, tensors = halves(block.part.replay, owns_input=owns_input), block.part.tensors
     return HalvedBytes(

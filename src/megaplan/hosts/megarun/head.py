@@ -136,8 +136,8 @@ def head_storages(
 def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
     """Scratch of head and loss: a slice of logits; in backward the sum for the rows' gradient, and one slice's contribution.
 
-    The contribution is a product of the sum's size, made before the gradient in its own dtype exists: the scratch is its excess over the
-    gradient. If the dtype is the sum's, the sum is the gradient, and products are added to it directly.
+    The contribution is a product of the same size as the sum, and it is made before the gradient in the rows' dtype exists: its excess over
+    the gradient is scratch. If the sum has the gradient's dtype, the sum is the gradient, and products are added to it directly.
     """
     words, wide = slice_columns(rows, vocab), dims.stat_dtype
     product = wide.bytes - dims.dtype.bytes
@@ -150,7 +150,7 @@ def _inside(dims: Dims, rows: int, vocab: int) -> Shapes:
 
 
 def _inside_low(dims: Dims, rows: int, vocab: int, low: LowHead) -> Shapes:
-    """Scratch of a head in a recipe's format, alone and with its loss."""
+    """Scratch of a head in a recipe's format: of the head alone, and of head and loss in one operation."""
     of_product = head_scratch("head", (rows, dims.hidden, vocab, dims.dtype.bytes), low.name, fused=low.fused)
     sizes = ScaledHead(rows, dims.hidden, vocab, dims.dtype.bytes, SCALINGS[low.name], low.fused)
     inside = {IN_LOSS: sizes.forward_bytes, BEFORE_LOSS: sizes.backward_bytes}
@@ -338,7 +338,7 @@ def _sides_of_depth(names: tuple[str, ...], first: bool) -> tuple[tuple[Op, ...]
 
 
 def _embedding_ops(vocab_parallel: bool, params: tuple[str, ...], parts: tuple[str, ...], ends: tuple[str, ...]) -> tuple[Op, ...]:
-    # before the operation, so its backward comes after: passes on the sum, to which the operation's gradient was added last
+    # added before the operation, so its backward comes after: it passes on the sum, to which the operation's gradient was added last
     ended = (Op("embedding gradient", (INPUT,), ends, grads=(), flow=Flow.VIEW),) if ends else ()
     if not vocab_parallel:
         return *ended, Op("embedding", ("ids",), ("embedding",), keeps=("ids",), params=params, grads=(), fetches=parts)
@@ -357,7 +357,7 @@ def _head_ops(head: HeadForm, normed: str, *, ends: bool, begins: bool) -> tuple
         begins: True if the waiting sum is the head's own part, a transposed view of a product, which autograd adds to in a new storage.
     """
     ops = head_ops(head.sharded, head.joined, normed, "head.weight", made="loss", low=head.low)
-    # the part outlives it; over a sharded vocabulary the gathering's too, in the same autograd function
+    # the part is kept after it; with a sharded vocabulary also the output of the gather, in the same autograd function
     of_head = [index for index, op in enumerate(ops) if op.params or op.name == "gather"]
     ops = tuple(
         op._replace(params=(), fetches=(*op.fetches, "head_part"), late=()) if index in of_head else op for index, op in enumerate(ops)

@@ -93,7 +93,7 @@ def block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]:
 
 
 def named_variants(spec: Spec, inventory: Inventory) -> dict[BlockVariant, list[str]]:
-    """The names of the blocks of each variant: a stack evaluates each once. Not to be changed: the inventory keeps it."""
+    """The names of the blocks of each variant: each is evaluated once. Callers must not change the result, which the inventory caches."""
     key = (
         spec.precision.recipe,
         spec.batch.images,
@@ -124,7 +124,7 @@ def _block_variants(spec: Spec, inventory: Inventory) -> dict[str, BlockVariant]
             own = f"{own}, takes {taken}"
         made[name] = id(block), operations(section, index), own
     for name, block in inventory.outside:
-        if block.family is Outside.TOWERS:  # which no operation of the stack reads
+        if block.family is Outside.TOWERS:  # no operation of the stack reads a tower's tensors
             continue
         own = name if block.family is Outside.MTP else "head" if name == "head" else "none"
         if block.family in (*STATED, Outside.EMBEDDING):
@@ -206,7 +206,7 @@ def _part(spec: Spec, dims: Dims, name: str, block: Block, parameters: DType, st
 
 
 def layer_calls(spec: Spec, inventory: Inventory, index: int) -> tuple[Call, ...]:
-    """The calls of a layer's linears that multiply in eight bits; none if the layer keeps 16."""
+    """The calls of a layer's linears that multiply in eight bits; empty if the layer stays in 16 bits."""
     block = inventory.layers[index]
     if _recipe_of(spec, index, block.family) is None:
         return ()
@@ -237,7 +237,7 @@ def _family_program(spec: Spec, dims: Dims, index: int, letter: str, variant: An
 
 
 def _up_projection(spec: Spec, index: int, letter: str) -> UpProjection:
-    """The product by which the attention of layer `index`, with this letter, expands gathered latents, if it does."""
+    """The product with which the attention of layer `index`, with this letter, expands gathered latents; None if it gathers none."""
     attention, lora = spec.model.attention, spec.lora
     if letter != "A" or not spec.mesh.gathers_latents or not isinstance(attention, LatentAttention):
         return PLAIN_UP
@@ -298,7 +298,7 @@ def _taking(program: BlockProgram, names: tuple[str, ...]) -> BlockProgram:
 
 
 def _passed_on(spec: Spec, dims: Dims, index: int) -> SharedNorm | None:
-    """Use of a layer's norm by later layers that read it; None if none does. A layer in between has summed its gradient."""
+    """Use of a layer's norm by later layers; None if no other layer reads it. The layers in between have summed its gradient."""
     found = [_use_of_norm(spec, dims, layer, _kept_by_others(spec, dims, layer)) for layer in spec.model.sharing(index)]
     if not found:
         return None
@@ -307,7 +307,7 @@ def _passed_on(spec: Spec, dims: Dims, index: int) -> SharedNorm | None:
 
 
 def _norm_is_kept(spec: Spec, dims: Dims, index: int, but: int | None = None) -> bool:
-    """True if some layer keeps the norm that a layer shares, `but` one: by itself it would keep no copy in eight bits instead."""
+    """True if a layer other than `but` keeps the shared norm in 16 bits, so that no layer keeps its own 8-bit copy instead."""
     first, *others = spec.model.norm_readers(index)
     keeping = [layer for layer in others if layer != but]
     keeping += [] if first == but or spec.policy(first, _letter(spec, first)) == "full" else [first]  # which makes it again

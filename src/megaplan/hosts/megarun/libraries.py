@@ -36,5 +36,5 @@ def _attention(spec: Spec, inventory: Inventory) -> str:
 
 def _products(spec: Spec) -> str:
     if spec.optimizer.uses_muon and spec.newton_schulz_dtype.bytes == 2:
-        return "runs Muon's symmetric products, without the first and the last, which have a factor of each matrix"
+        return "runs Muon's symmetric products except the first and the last, which have a separate factor for each matrix"
     return "runs nothing: no matrix has Muon's steps in 16 bits"

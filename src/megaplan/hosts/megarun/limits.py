@@ -18,7 +18,7 @@ OF_MEGATRON = frozenset({
 """Options of a model for which only the byte model of Megatron-Core has terms; the output's bias is for latent attention."""
 
 ATTENDS = "fp8_current"
-"""The recipe in which megarun's attention core multiplies: delayed scaling would have a state for the softmax' weights, too."""
+"""The recipe in which megarun's attention core multiplies: delayed scaling would also need a history for the softmax weights."""
 
 
 def megarun_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -42,7 +42,7 @@ def _recipe(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def _wide_attention(spec: Spec, recipe: LowPrecision) -> Iterator[str]:
-    """Settings of a spec with which the core in eight bits does not run."""
+    """Settings of a spec that the eight-bit attention core does not support."""
     attention = spec.model.attention
     if recipe.name != ATTENDS:
         yield f"precision.recipe.name = {recipe.name}"
@@ -60,15 +60,18 @@ def _wide_attention(spec: Spec, recipe: LowPrecision) -> Iterator[str]:
 
 
 def _offload(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse a recorded update where state is in host memory."""
+    """Refuse a recorded update if optimizer state is in host memory."""
     host = checked.spec.host
     if host.optimizer_offload is not None and host.graphs == "step":
-        detail = f"host.cuda_graphs = step, host.optimizer_offload = {host.optimizer_offload:g}: the update is not recorded with its copies"
+        detail = (
+            f"host.cuda_graphs = step, host.optimizer_offload = {host.optimizer_offload:g}: an update with copies from host "
+            "memory cannot be recorded"
+        )
         yield checked.error("MP906", detail, "host.cuda_graphs", "cuda_graphs: microbatch", "optimizer_offload: null")
 
 
 def _kept_on_host(checked: Checked) -> Iterator[Diagnostic]:
-    """Refuse activations in host memory if layers share tensors, or if a layer's tensors never exist at the same time."""
+    """Refuse activations in host memory if layers share tensors, or if a setting keeps parts of a layer's tensors separately."""
     spec, key = checked.spec, "host.activation_offload"
     model, letters = spec.model, spec.host.activation_offload
     for letter in letters:
@@ -111,7 +114,12 @@ def _turns(checked: Checked) -> Iterator[Diagnostic]:
     for key, given, reason, fix in (
         ("schedule.kind", spec.schedule.kind not in PAIRED or spec.mesh.pp == 1, f"only pairs of {', '.join(PAIRED)} take turns", turns),
         ("mesh.ep", not sent, "no rows leave their rank", turns),
-        ("host.moe_dispatcher", spec.host.gathers_tokens, "a turn ends where an all-to-all begins", "moe_dispatcher: alltoall"),
+        (
+            "host.moe_dispatcher",
+            spec.host.gathers_tokens,
+            "a turn ends where an all-to-all begins, so mesh.ep must be above 1",
+            "moe_dispatcher: alltoall",
+        ),
         (
             "sharding.reshard_after_forward",
             spec.sharding.reshard_after_forward,

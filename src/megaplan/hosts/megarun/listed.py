@@ -1,4 +1,4 @@
-"""The order in which FSDP2 lists a block's tensors, and bytes in addition to them while it fills or cuts them one after another.
+"""The order in which FSDP2 lists a block's tensors, and the additional bytes while it fills or cuts them one after another.
 
 On a mesh of one rank it fills gathered tensors from casts, and replaces them by the kept part.
 """
@@ -56,7 +56,7 @@ def listed_key(block: Block) -> Callable[[str], tuple[int, bool]]:
 
 
 def casting_bytes(sizes: Sizes, *blocks: Block) -> tuple[int, int]:
-    """Bytes in addition to the gathered tensors of a group, dense and of banks, while each is filled from a cast on a one-rank mesh.
+    """Additional bytes for the dense and bank tensors of a group, on a one-rank mesh, while each gathered tensor is filled from a cast.
 
     A cast is freed when the next tensor's input exists, so two are allocated before the next tensor gets its storage. Without FSDP2 there
     is no gather: copies are cast in place.
@@ -89,7 +89,7 @@ def _listed(block: Block) -> list[tuple[ParamTensor, int, str]]:
 
 
 def cutting_bytes(sizes: Sizes, block: Block, *, packed: bool = False) -> tuple[int, int]:
-    """Bytes in addition to the gathered tensors, dense and of the bank, while each is replaced by the part that a rank keeps.
+    """Additional bytes for the dense and bank tensors while each gathered tensor is replaced by the part that a rank keeps.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`to_sharded_post_forward`).
     """

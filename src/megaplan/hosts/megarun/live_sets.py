@@ -1,4 +1,4 @@
-"""The tensors that are allocated at a point of a block, and the points of which one can be the peak for some sizes."""
+"""The tensors that are allocated at a point of a block, and the points that can be the peak for some sizes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +52,7 @@ def _marked(point: LiveSet, params: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def undominated(items: Sequence[T], held: Callable[[T], tuple[str, ...]]) -> tuple[T, ...]:
-    """Items of which no other one holds at least the same names, as often; of equal ones the first."""
+    """Items whose names are not all contained, with multiplicity, in another item; among equal items the first."""
     kept = [_numbered(held(item)) for item in items]
     return tuple(
         item

@@ -1,7 +1,7 @@
 """A block's program whose attention multiplies eight-bit operands, as megarun runs it (`megakernels.fp8_attention`).
 
-The core saves copies of queries, keys and values in eight bits and their scales instead of the tensors themselves, and not its output: the
-backward makes the weights of the softmax again. So the output projection saves its own copy of that, in eight bits under the recipe.
+The core saves copies of queries, keys and values in eight bits and their scales instead of the tensors themselves, but not its output: the
+backward recomputes the softmax weights. So the output projection saves its own copy of the output, in eight bits under the recipe.
 """
 
 from functools import lru_cache
@@ -21,7 +21,7 @@ SCALES, IN_FORWARD, IN_BACKWARD = f"{CORE}.scales", f"{CORE}.in_forward", f"{COR
 
 
 def attends(program: BlockProgram) -> bool:
-    """True if a block has a core that can multiply in eight bits: one of its own queries, keys and values."""
+    """True if a block has a core that can multiply in eight bits: a core with its own queries, keys and values."""
     return any(op.name == CORE and op.reads[:3] == OPERANDS for op in program.ops)
 
 

@@ -1,4 +1,4 @@
-"""Tensors in host memory: which moments of an optimizer are there, with the buffer on the device of an update, and kept activations.
+"""Tensors in host memory: the optimizer moments that are there, the device buffer of an update, and saved activations.
 
 An update processes units, which are sets of parameters updated at once: each AdamW parameter separately, then each round of Muon, in the
 order of updates. The first units are on the host. The device has room for two consecutive units while it updates (`megarun.optim`). The
@@ -65,7 +65,7 @@ class TensorState(NamedTuple):
         share_bytes: One moment on a rank with a full shard.
         matrix: True if it belongs to the matrix group.
         expert: True if it belongs to an expert bank.
-        uneven: Present if the rows do not divide by the shard degree.
+        uneven: Given if the rows do not divide evenly by the shard degree.
         kind: Rounds in which Muon updates it; None for AdamW.
     """
 

@@ -1,8 +1,8 @@
-"""Weights of frozen linears in four or eight bits (`lora.base`): their storage on a rank, and the matrices that products make of them.
+"""Weights of frozen linears in four or eight bits (`lora.base`): their storage on a rank, and the dequantised matrices.
 
 A weight is one tensor of bytes, each row a self-contained record (`megakernels.ops.packed_weight`): FSDP2 shards and gathers it like any
-other tensor, without a cast. Each product makes the full matrix in the dtype of activations, in forward and again in backward, and frees
-it.
+other tensor, without a cast. Each product dequantises the full matrix to the dtype of activations, in forward and again in backward, and
+frees it.
 """
 
 from collections.abc import Mapping
@@ -34,11 +34,11 @@ def packed_weights(program: BlockProgram) -> frozenset[str]:
 
 
 def unpacked_op(op: Op, source: Op, weights: frozenset[str]) -> Op:
-    """An operation with frozen parameters, as its linears run whose weights are packed.
+    """An operation with frozen parameters whose linears have packed weights.
 
     Args:
         op: The operation with its adapters, if any.
-        source: The same as its family has it.
+        source: The operation as its family defines it.
         weights: The packed weights.
     """
     if not any(param in weights for param, _ in source.late):
@@ -51,8 +51,8 @@ def unpacked_op(op: Op, source: Op, weights: frozenset[str]) -> Op:
 def unpacked_shapes(op: Op, made: Shapes, weights: Mapping[str, tuple[int, ...]], narrow: Mapping[str, int], dtype: DType) -> Shapes:
     """Storages of the matrices that an operation makes of packed weights, in forward and in backward.
 
-    A matrix is dropped when its product is made, and an operation of several linears makes their products in order: forward adds to its
-    results the excess of a matrix over the later products.
+    A matrix is freed after its product. An operation of several linears makes their products in order, so forward adds to its results the
+    excess of a matrix over the later products.
 
     Args:
         op: The operation, as its family has it.

@@ -17,7 +17,7 @@ from megaplan.hosts.values import BlockLedger, LedgerTensor
 from megaplan.tuples import new
 
 GRADIENTS = Column.GRADIENTS
-"""In Python 3.11 a lookup on the class costs as much as a call."""
+"""The column of gradients: in Python 3.11 a lookup on the class takes as long as a call."""
 
 
 class BlockReplay(NamedTuple):
@@ -139,12 +139,12 @@ def weigh(part: BlockReplay, gradients: dict[str, int], *, in_place: bool) -> Bl
 
 
 class Arriving(NamedTuple):
-    """Gradients that are there when a block's backward begins, in addition to its output's own.
+    """Gradients that exist when a block's backward begins, in addition to that of its output.
 
     Attributes:
         output: True if the gradient of its output is in a receive buffer.
         values: Storages that later blocks read too: their gradients are sums over these blocks, or in a receive buffer.
-        received: True if the latter.
+        received: True if they are in a receive buffer.
     """
 
     output: bool = False
@@ -171,7 +171,8 @@ def _arrived(run: Replay, arriving: Arriving, *, splittable: bool) -> Replay:
 def _adds_at_its_end(part: BlockReplay) -> bool:
     """True if, except for the addition, only the first operation reads the input, and its result has the input's size: a norm.
 
-    Its output's gradient, which exists when it makes the input's, is freed when that is added: the sum takes its place.
+    The gradient of the norm's output exists when the gradient of its input is made. It is freed when that is added, and the sum takes its
+    place.
     """
     ops, tensors = part.replay.program.graph.ops, part.tensors
     readers = [op for op in ops if INPUT in op.reads and op.flow is not Flow.ADD]
@@ -184,7 +185,10 @@ def _adds_at_its_end(part: BlockReplay) -> bool:
 
 
 def summarize_with_arriving(block: BlockBytes, arriving: Arriving, *, splittable: bool) -> BlockBytes:
-    """A block's sums with these gradients. `splittable` as for the block, which is returned itself if the result is no larger."""
+    """A block's sums with these gradients.
+
+    `splittable` is the same as for the block. If the result is not larger, the block itself is returned.
+    """
     if not arriving.values and (not arriving.output or _adds_at_its_end(block.part)):
         return block
     run = _arrived(block.part.replay, arriving, splittable=splittable)

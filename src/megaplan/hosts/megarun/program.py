@@ -6,15 +6,15 @@ Rules of the replay, all of them autograd's:
   local of the block's `forward` still names it (`held`).
 - A view has no separate storage: saving it saves the viewed tensor. Its gradient is a separate storage, and the cut's backward
   joins the gradients of all slices into a new one.
-- Backward runs the operations in reverse. While an operation's backward runs, its output gradient, its kept storages and every gradient it
-  makes are alive. Then its output gradient is freed, and each saved storage that no other operation saves.
+- Backward runs the operations in reverse. While an operation's backward runs, its output gradient, its kept storages and every gradient
+  that it makes are allocated. Then its output gradient is freed, and so is each saved storage that no other operation saves.
 - A second gradient of one storage is added in place to the first, if nothing else holds the first and it is not a view. Otherwise
   the sum is a third storage, made when the operation's own output gradient and kept storages are freed. A linear's input gradient is a view
   of a product of two dims. An addition and a reshape pass their gradient on without a copy, a reshape as a view.
 - Parameter gradients stay until the end of the block, where FSDP2 takes them.
-- Recompute: storages made inside the region are not kept; what the region reads is, until the region's backward has ended. The region
-  runs again when backward first needs it, up to the last thing it saves: a product that ends it does not run again, unless its linear can
-  be split, which saves its input after the product. Outputs that a selective checkpoint caches are kept until then too.
+- Recompute: storages made inside the region are not kept; its inputs are kept until the region's backward has ended. The region is
+  recomputed when backward first needs it, up to the last tensor that it saves: a product that ends it is not recomputed, unless its linear
+  can be split and saves its input after the product. Outputs that a selective checkpoint caches are also kept until the recomputation.
 - A split backward omits a linear's weight gradient, and keeps its input and its output's gradient until W has computed it. Linears that can
   be split make their input gradient without a view, whether the backward is split or whole.
 
@@ -31,8 +31,8 @@ from megaplan.blocks.ops import INPUT, OUTPUT, SHARED, Flow, Op
 from megaplan.hosts.megarun.graph import AGAIN, Graph, dropped_by, keepers_of, roots_of
 from megaplan.hosts.megarun.live_sets import LiveSet, largest_points
 
-CALLER = "caller"  # autograd's caller, among the owners of gradients
-AGAIN_MADE = "+"  # the holder of a sum among the holders of its parts, once for each time that it was not made in place
+CALLER = "caller"  # the caller of autograd, among the holders of gradients
+AGAIN_MADE = "+"  # the holder of a sum counts among the holders of its parts, once for each time that the sum was not made in place
 
 
 Pick = Callable[[dict[str, Any]], tuple[Any, ...]]
@@ -54,7 +54,7 @@ class Replay:
         counts_input: True if the points of the forward have the input up to its last reader.
         forward: Every live set of the forward.
         backward: Every live set of the backward.
-        forward_peaks: Points of `forward` that can be the peak for some sizes: no other one has all their tensors.
+        forward_peaks: Points of `forward` that can be the peak for some sizes: no other point has all their tensors.
         backward_peaks: Points of `backward`, with all parameter gradients so far.
         accumulating_peaks: Points of `backward`, with only the operation's own parameter gradients, and the function that picks these.
         of_params: Function that picks the values of all parameters, in the order in which they are made.
@@ -230,7 +230,7 @@ class Backward:
         self._views, self._splittable = set[str](), splits or splittable
         self._waiting = graph.waiting(splits=splits)
         self._live = dict.fromkeys(program.order)
-        self._deferred: tuple[str, ...] = ()  # storages that wait for another block's W, while the region makes them again
+        self._deferred: tuple[str, ...] = ()  # storages that wait for the W of another block while the region recomputes them
         self._params: tuple[str, ...] = ()
         self.points: tuple[LiveSet, ...] = ()
         self.pending: list[Pending] = []
@@ -293,7 +293,7 @@ class Backward:
         return {name: name for name in made}, new
 
     def _leave(self, op: Op) -> tuple[tuple[str, ...], tuple[tuple[tuple[str, ...], bool], ...]]:
-        """Leave an operation's late gradients to W; the parameters whose gradients it still makes, and its points before them."""
+        """Leave an operation's late gradients to W. Returns the parameters whose gradients it still makes, and its points before them."""
         kept = tuple([self._graph.roots[name] for name in op.late_keeps])
         self.pending += [Pending(op, param, kept, self._gradients[output]) for param, output in op.late]
         late = frozenset(param for param, _ in op.late)
@@ -333,7 +333,10 @@ class Backward:
             self._gradients[name] = first + AGAIN_MADE
 
     def _hands_views(self, op: Op) -> bool:
-        """True if the operation's input gradient is a view: a schedule's own linears make none, and a frozen one is not among them."""
+        """True if the operation's input gradient is a view: linears that a schedule can split do not make views.
+
+        Frozen linears are not among these.
+        """
         return op.hands_views and not (self._splittable and op.late)
 
     def _reads_again(self, op: Op, part: frozenset[str]) -> bool:

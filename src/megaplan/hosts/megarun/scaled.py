@@ -117,7 +117,7 @@ def head_products(op: Op, gathered: str | None) -> Op:
 
 
 def head_scratch(op: str, sizes: tuple[int, int, int, int], name: RecipeName, *, fused: bool) -> Shapes:
-    """Storages inside the head's product; `sizes`: rows, width, columns of the vocabulary, bytes of an element."""
+    """Storages inside the head's product; `sizes` are rows, width, columns of the vocabulary, and bytes per element."""
     rows, width, vocab, size = sizes
     return _storages(Call(op, "", None, (), keeps_low=False), low_linears((rows, width, (vocab,), size), SCALINGS[name], fused=fused), rows)
 

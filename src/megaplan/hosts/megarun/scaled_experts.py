@@ -2,7 +2,8 @@
 
 Experts read tokens, or rows that arrived, in place with all kernels. On one rank they save the 16-bit tokens, which the router saves too,
 and quantise them again in backward. Rows that arrived from other ranks are saved as the transposed copy that the weight gradients multiply,
-each expert's rows padded to a multiple of 16, with a scale for each expert's columns; where blocks have scales, in 16 bits.
+each expert's rows padded to a multiple of 16, with a scale for each expert's columns; formats with scales of blocks save the rows in 16
+bits.
 """
 
 from collections.abc import Mapping

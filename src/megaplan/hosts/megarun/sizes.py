@@ -52,11 +52,11 @@ class MatrixScratch(NamedTuple):
     """Muon's scratch for tensors of one kind.
 
     A round begins with updates in the iteration's dtype: the share that a rank sends, or the matrices themselves. A rank receives its
-    matrices, or their TP parts, which TP gathers. The iteration has two buffers of its matrices, and two of x xᵀ (or xᵀ x: r × r, r the
-    shorter side); plain torch needs a third of these at times. Everything afterwards is less.
+    matrices, or their TP parts, which TP gathers. The iteration has two buffers for its matrices and two for x xᵀ (or xᵀ x: r × r, r the
+    shorter side); plain torch sometimes needs a third one for the latter. All later points need less.
 
     Attributes:
-        round: Rounds of these tensors.
+        round: The rounds in which these tensors are updated.
         rows: Rows of a full matrix, or its columns if TP shards the columns.
         tp_parts: Number of TP ranks that share a matrix; 1 if each rank has its own.
         iteration: Bytes of an element of the iteration.
@@ -160,7 +160,7 @@ class GroupBytes(NamedTuple):
         flat_bytes: The all-gather's output before parameters are copied out of it; 0 on a mesh of one rank.
         casting_bytes: Bytes in addition to `gathered_bytes` while a one-rank mesh fills them from casts: 0 if parameters are stored in the
             used dtype.
-        sent_bytes: The all-gather's input, a cast of the shard: 0 in the same case, and on a one-rank mesh.
+        sent_bytes: The all-gather's input, a cast of the shard; 0 if parameters are stored in the used dtype, and on a one-rank mesh.
         part_bytes: The part of the gathered parameters that a rank keeps between forward and backward; 0 if it keeps none, or all.
         part_sent_bytes: The input of an all-gather of such parts: a copy of the ones that are cast when shards are gathered.
         cutting_bytes: Most bytes in addition to `gathered_bytes` while these parts are copied, tensor by tensor.
@@ -171,8 +171,8 @@ class GroupBytes(NamedTuple):
         divided_bytes: The input divided by the gradient divisor, with replicas and no sharding.
         recast_bytes: The output once more, in `precision.grads`, if that is another dtype.
         shard_bytes: Gradient shards in `precision.grads`, padded.
-        last_made_bytes: Bytes of the last tensor in `made_bytes`: `foreach_reduce` references it until it returns, on meshes of more than
-            one rank.
+        last_made_bytes: Bytes of the last tensor in `made_bytes`. On meshes of more than one rank `foreach_reduce` references it until the
+            function returns.
         last_unsharded_bytes: Bytes of the last tensor in `unsharded_bytes`.
     """
 
@@ -195,7 +195,7 @@ class GroupBytes(NamedTuple):
 
     @property
     def has_tasks(self) -> bool:
-        """True if its parameters are gathered, or its gradients taken when they are made."""
+        """True if its parameters are gathered, or if FSDP2 takes its gradients when they are made."""
         return self.gathered_bytes > 0 or self.made_bytes > 0
 
     @property
@@ -213,7 +213,7 @@ NOTHING = GroupBytes()
 
 
 def together(groups: Iterable[GroupBytes]) -> GroupBytes:
-    """Several groups as one, with the last tensor of the last group that has one."""
+    """Several groups combined into one; its last tensor is that of the last group that has one."""
     listed = list(groups)
     if len(listed) == 1:
         return listed[0]
@@ -310,7 +310,7 @@ class Sizes(NamedTuple):
 
 
 def storage_sizes(spec: Spec, *, padded: bool = True) -> Sizes:
-    """The sizes of a spec; without `padded`, as for a runtime that can shard between any two elements."""
+    """The sizes of a spec; if `padded` is false, those of a runtime that can shard between any two elements."""
     mesh, precision = spec.mesh, spec.precision
     iteration = spec.newton_schulz_dtype.bytes if spec.optimizer.uses_muon else 0
     cast = precision.reduce.bytes if spec.sharding.copies and precision.reduce is not precision.grads else 0

@@ -5,9 +5,9 @@ experts (`ParamTensor.stored_shape`). Each rank stores a full chunk, zero-padded
 and reduce inputs hold n padded chunks; unsharded gradients have the tensor's own shape; the gradient shards of a group lie in one padded
 buffer. Optimizer state has no padding, so trailing ranks hold less of it.
 
-Dense tensors shard over dp_shard, expert banks over efsdp = dp_shard · cp · tp / (ep · etp). A layer or a prediction depth is a group, its
-expert bank another; everything else of a slot is the slot's own group, which is never resharded after forward. Consecutive layers may be
-one group (`megaplan.hosts.megarun.units`); each bank stays one.
+Dense tensors shard over dp_shard, expert banks over efsdp = dp_shard · cp · tp / (ep · etp). A layer or a prediction depth is a group, and
+its expert bank is another group. All other parameters of a slot are the slot's own group, which is never resharded after forward.
+Consecutive layers may form one group (`megaplan.hosts.megarun.units`); each bank stays a separate group.
 
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param`) and _fsdp_collectives.py (`foreach_all_gather`,
 `foreach_reduce`).
@@ -66,7 +66,7 @@ class BlockStorage(NamedTuple):
         resident_bytes: Shards as stored, padded: of replicated, tensor-parallel and expert-parallel tensors.
         dense: The group of tensors outside the expert bank.
         experts: The group of the expert bank.
-        both: The two together.
+        both: Both groups combined.
         matrix_state_bytes: Moments of Muon tensors that shard evenly.
         other_state_bytes: Moments of AdamW tensors that shard evenly, step counters of all AdamW tensors.
         uneven: Tensors whose last chunks are short or empty.
@@ -108,7 +108,7 @@ def block_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> BlockS
 
 
 def _without_copies(storage: BlockStorage) -> BlockStorage:
-    """Storage of parameters whose use is not priced: their shards, and the shards of their gradients."""
+    """Storage of parameters of which only the shards and the gradient shards are priced."""
     dense = GroupBytes(shard_bytes=storage.dense.shard_bytes)
     return storage._replace(dense=dense, both=dense)
 
@@ -295,7 +295,9 @@ def _matrix_scratch(
 
 
 def _matrices(tensor: ParamTensor, elements: int, sizes: Sizes) -> tuple[int, int, int, int]:
-    """Matrices of which a rank has parts: their number, elements, columns (or the dim that is not sharded), and number of ranks.
+    """The matrices of which a rank has parts.
+
+    Returns their number, elements and columns (or the dim that is not sharded), and the number of ranks that share one.
 
     `elements` counts the rank's part of the tensor. TP shards a matrix, or ETP one of a bank.
     """
@@ -319,7 +321,10 @@ def packed_shards(sizes: Sizes, block: Block, *, packed: bool) -> list[PackedSha
 
 
 def _group(sizes: Sizes, family: str, banks: bool, elements: tuple[int, int, int, int, int], low: PackedShards = UNPACKED) -> GroupBytes:
-    """A group from its elements: a padded shard, all tensors, the last tensor; and bytes beyond the gathered tensors at two points."""
+    """A group, from the elements of its padded shard, of all its tensors and of its last tensor.
+
+    Two more arguments are the bytes beyond the gathered tensors at two points.
+    """
     shard, true, last, casting, cutting = elements
     if not true:
         return NOTHING

@@ -27,7 +27,7 @@ class ShardsPool(StrEnum):
 
 
 SHARDS = ShardsPool.COMPUTE
-"""The pool that today's megarun makes gradient shards in."""
+"""The pool in which the current megarun allocates gradient shards."""
 
 
 class GroupPools(NamedTuple):
@@ -53,9 +53,9 @@ class Reserving(NamedTuple):
 
     Attributes:
         other_pool_bytes: Bytes in other streams' pools at their own peaks.
-        open_bytes: One segment or page of each pool that is not full.
-        missing_bytes: Requests after the main peak that fit no block that activations leave.
-        share: Per mille of activations that stay unused.
+        open_bytes: Unused bytes of one partly filled segment or page per pool.
+        missing_bytes: Requests after the main peak that fit into no block freed by activations.
+        share: Unused part of the pool, in per mille of activations.
         last_requests: Requests in the computing stream of the reduction of the slot's own parameters, if it ends a backward.
         live_bytes: Allocated bytes of a step at that point.
         rounds: True if each tensor has its own, rounded segment.
@@ -75,14 +75,14 @@ def group_pools(root: GroupBytes, units: Sequence[Sequence[GroupBytes]], *, ahea
 
     Args:
         root: The slot's own group.
-        units: Groups of its units, in order: a unit's dense one, then its layers' banks.
+        units: Groups of its units, in order: the dense group of a unit, then the banks of its layers.
         ahead: Units that each unit's forward begins by gathering.
     """
     most, alive = root.flat_bytes + root.sent_bytes, root.flat_bytes
     reduced, largest, recast, shards = root.reduced_bytes, root.reduced_bytes, root.recast_bytes, root.shard_bytes
     waits = 0
     for index, unit in enumerate(units):
-        if ahead:  # parameters gathered `ahead` units before have been copied out
+        if ahead:  # parameters that were gathered `ahead` units earlier have been copied out
             alive = sum([group.flat_bytes for group in units[index - ahead]]) if index >= ahead else alive
             waits = sum([group.flat_bytes for each in units[max(0, index - ahead + 1) : index] for group in each])
         for group in unit:

@@ -1,8 +1,8 @@
 """A stated encoder and its projection on the first stage: sizes, and the operations of each block.
 
 Images are the rows of the encoder's batch, so that attention inside an image needs no mask. A frozen part with no trained part before it
-runs without a graph: it saves nothing, and has no backward. The stage puts the projection's rows in the place of the embedded placeholders
-of the stream of text; that belongs to the embedding's operations.
+runs without a graph: it saves nothing, and has no backward. The stage replaces the embedded placeholders of the text stream by the
+projection's rows; this belongs to the embedding's operations.
 
 Source: `megarun.model.vision`.
 """
@@ -23,9 +23,9 @@ from megaplan.spec.models import Spec
 from megaplan.spec.towers import Encoder, Projection
 
 FP64_BYTES = 8
-"""Bytes of an fp64 value, the dtype of angles while computed and of a step's sums, which no tensor of a spec has."""
+"""Bytes of an fp64 value: the dtype in which angles are computed, and of the sums of a step; no key of a spec states it."""
 NOTHING = "nothing"
-"""Source of the gradient of a part that no gradient reaches."""
+"""Source of the gradient of a part without a backward."""
 
 
 class TowerSizes(NamedTuple):
@@ -35,7 +35,7 @@ class TowerSizes(NamedTuple):
         encoder: The encoder.
         projection: The projection of its features.
         images: Images.
-        tokens: Tokens of the stream of text that an image takes.
+        tokens: Tokens of the text stream per image.
         tp: Ranks that share its heads, widths and patches.
     """
 
@@ -94,7 +94,10 @@ class RotaryTable(NamedTuple):
 
 
 def tower_rotary_tables(spec: Spec) -> tuple[RotaryTable, ...]:
-    """The table of the places of an image's patches [P, D / 2], whose frequencies rows and columns share; none without rotary embedding."""
+    """The rotary table for the places of an image's patches [P, D / 2]; rows and columns each use half of its frequencies.
+
+    None without rotary embedding.
+    """
     sizes = tower_sizes(spec)
     if sizes is None or not sizes.encoder.rotary:
         return ()
@@ -187,7 +190,7 @@ def _patches(encoder: Encoder, dims: Dims) -> BlockReplay:
 
 
 def _projector(sizes: TowerSizes, dims: Dims, hidden: int) -> BlockReplay:
-    """Features averaged, normed, joined and projected; where ranks share patches, their rows are gathered."""
+    """Operations that average, norm, join and project features; if ranks share patches, their rows are gathered."""
     projection, rows = sizes.projection, sizes.rows // sizes.tp
     pooled = (dims.batch, dims.residual_tokens // projection.pooled_patches)
     shapes: dict[str, tuple[int, ...]] = {"pooled": (*pooled, dims.hidden), "normed": (*pooled, dims.hidden)}
@@ -242,7 +245,7 @@ def _unreached(op: Op) -> Op:
 
 
 def _without_input(part: BlockReplay) -> BlockReplay:
-    """A part with gradients of its parameters alone."""
+    """A part with gradients only of its parameters."""
     return BlockReplay(_from_parameters(part.replay), part.tensors)
 
 
@@ -263,7 +266,8 @@ def merged_part(spec: Spec, sizes: TowerSizes, dims: Dims, part: BlockReplay) ->
     """The embedding's part: it writes the projection's rows to the positions of placeholder tokens in the stream.
 
     The stream with these rows is a new storage. Backward makes two gradients: the stream's, with zeros at these positions, and the rows'.
-    Where a rank has a part of the positions, both the merged stream and that gradient are made with one more, which takes the other rows.
+    If a rank has only some of the positions, the merged stream and its gradient have one additional position, to which the other rows are
+    written.
     """
     batch, tokens, hidden = dims.residual
     shapes = {UNMERGED: dims.residual, JOINED: (batch * tokens + 1, hidden)}
@@ -284,5 +288,5 @@ def _merged(run: Replay, reached: bool, joins: bool) -> Replay:
     ]
     read = JOINED if joins else UNMERGED
     if joins:
-        ops.append(Op("join", (UNMERGED,), (JOINED,), flow=Flow.ADD))  # its gradient is the stream's, of which it passes on a view
+        ops.append(Op("join", (UNMERGED,), (JOINED,), flow=Flow.ADD))  # its gradient is a view of the stream's gradient
     return replay((*ops, Op("merge", (read, INPUT), (OUTPUT,), grads=(read, INPUT) if reached else (read,), holds=(UNMERGED,))))

@@ -4,8 +4,9 @@ from megaplan.columns import Column
 from megaplan.hosts.kind import HostKind, Later, share_above
 
 GROWING_MOST_PERCENT, MOST_PERCENT = 11, 29
-"""Most that published runs have reserved above allocated, with expandable segments and without: docs/reference/public-reports.md and
-docs/guides/hosts.md list them."""
+"""Largest percentage by which published runs have reserved more than they allocated, with expandable segments and without:
+docs/reference/public-reports.md and docs/guides/hosts.md list them.
+"""
 
 KEYS = frozenset({
     "expandable_segments", "model", "attention_backend", "cross_entropy", "wgrad_fusion", "attention_mask", "hidden_dropout",

@@ -6,7 +6,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 REQUIRED = "required"
-"""In place of a default: a launch must give the argument."""
+"""Value instead of a default: a launch must give the argument."""
 
 
 class Kind(StrEnum):
@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Conversion(NamedTuple):
-    """Between an argument's value and the value of the spec's key.
+    """Conversion between an argument's value and the value of the spec's key.
 
     Attributes:
         says: One phrase for the reference page.
@@ -75,11 +75,11 @@ class Argument(NamedTuple):
         default: Megatron's default, `REQUIRED`, or None if absent.
         conversion: To the key's value and back.
         touches: Parts of memory or time that it decides; empty for values of tensors alone.
-        words: The words accepted, of a `WORD`.
+        words: The accepted words of a `WORD`.
         means: The accepted value of `ONLY`; the feature that `FEATURE` turns on.
         block: The kind of block without which it is not written; empty for any.
-        dest: The attribute that Megatron's parser stores it in, where that is not `name`.
-        note: Rule by which it is read with others, or the reason of its refusal.
+        dest: The attribute in which Megatron's parser stores it, if that is not `name`.
+        note: Rule by which it is read together with other arguments, or the reason for its refusal.
     """
 
     name: str
@@ -125,7 +125,7 @@ def value_at(spec: Any, key: str) -> Any:
 
 
 def switch(name: str, key: str = "", conversion: Conversion = SAME, **more: Any) -> Argument:
-    """A switch, off where it is absent."""
+    """A switch, off if it is absent."""
     return Argument(name, Kind.SWITCH, key, default=False, conversion=conversion, **more)
 
 
@@ -150,10 +150,10 @@ def only(name: str, means: Any, default: Any, note: str, kind: Kind = Kind.TEXT,
 
 
 def feature(name: str, feature: str, note: str) -> Argument:
-    """An argument that turns on a feature which is named and not priced."""
+    """An argument that enables a feature which is recognised but not priced."""
     return Argument(name, Kind.TEXT, "host.features", conversion=FEATURE, means=feature, touches="buffers", note=note)
 
 
 def reported(names: str, note: str) -> Iterator[Argument]:
-    """Arguments that a spec does not carry, by their names in one text."""
+    """Arguments without a counterpart in a spec; their names are the words of one text."""
     return (Argument(name, Kind.TEXT, conversion=REPORTED, note=note) for name in names.split())

@@ -1,4 +1,4 @@
-"""Kept tensors that are not there between forward and backward: selective recompute makes them again, or they are on the host.
+"""Saved tensors that are off the device between forward and backward: selective recompute makes them again, or they are in host memory.
 
 Source: `recompute_modules` and `offload_modules` of `megatron/core/transformer/transformer_config.py`.
 """

@@ -7,9 +7,10 @@ from megaplan.hosts.megatron.run import MegatronRun
 
 
 def recomputed_groups(run: MegatronRun, own: str) -> tuple[tuple[str, ...], str]:
-    """Groups of a chunk's operators that full recompute makes again, and the operators that it leaves.
+    """Groups of a chunk's operators that full recompute runs again, and the operators that it does not recompute.
 
-    Under the block method each of the first layers of a chunk is a group, else all operators are, some layers together.
+    Under the block method each of the first layers of a chunk is a group; under the uniform method all operators are in groups of several
+    layers.
     """
     layer = run.spec.host.block_layers
     size = (run.spec.host.recompute_num_layers or 0) * layer
@@ -18,12 +19,15 @@ def recomputed_groups(run: MegatronRun, own: str) -> tuple[tuple[str, ...], str]
 
 
 def chunk(run: MegatronRun, letters: str, *, recomputes: bool = True) -> int:
-    """Bytes that one model chunk saves for one microbatch, without logits and loss; `recomputes`: under full recompute, if there is."""
+    """Bytes that one model chunk saves for one microbatch, without logits and loss.
+
+    `recomputes` is true to include full recompute, if the run has it.
+    """
     host, total = run.spec.host, 0
     if host.offloaded_layers:
         ends = "".join([letter for letter in letters if letter in ENDS])
         letters = operators(letters)[host.offloaded_layers * run.spec.host.block_layers :] + ends
-    if host.recompute_num_layers and recomputes:  # of each group of operators its input alone
+    if host.recompute_num_layers and recomputes:  # the input alone of each group of operators
         groups, rest = recomputed_groups(run, operators(letters))
         total += run.checkpoint_bytes * len(groups)
         letters = rest + "".join([letter for letter in letters if letter in ENDS])
@@ -31,7 +35,7 @@ def chunk(run: MegatronRun, letters: str, *, recomputes: bool = True) -> int:
 
 
 def forward_excess(run: MegatronRun, letters: str) -> int:
-    """Peak bytes of a chunk's forward minus the bytes that it saves; negative if other bytes of the end dominate."""
+    """Peak bytes of a chunk's forward minus the bytes that it saves; negative if bytes at the end of the forward dominate."""
     parts = list(_parts(run, letters))
     left = most = -sum([kept for _, kept in parts])
     for letter, kept in parts:
@@ -61,7 +65,7 @@ def graph_bytes(run: MegatronRun, chunks: tuple[str, ...]) -> int:
 
 
 def _parts(run: MegatronRun, letters: str) -> Iterator[tuple[str | None, int]]:
-    """Operators and ends of the model in the order of forward, each with the bytes that it keeps; ends have no letter."""
+    """Operators and ends of the model in the order of forward, each with the bytes that it keeps; the ends have no letter."""
     stream = run.boundary_bytes
     for letter in letters:
         if letter == EMBEDDING:

@@ -1,4 +1,4 @@
-"""Routed and shared experts as Megatron-Core runs them, and how tokens reach them by its dispatchers.
+"""Routed and shared experts as Megatron-Core runs them, and the dispatchers by which tokens reach them.
 
 Source: `megatron/core/transformer/moe` at d98e8a64, and DeepEP.
 """
@@ -22,13 +22,13 @@ Dispatcher = Literal["allgather", "alltoall", "deepep", "hybridep"]
 
 
 def dispatcher(spec: Spec) -> Dispatcher:
-    """The dispatcher, or of flex the library behind it."""
+    """The dispatcher; for flex, the library that it uses."""
     kind = spec.host.dispatcher
     return spec.host.moe_flex_backend if kind == "flex" else "alltoall" if kind == "alltoall" else "allgather"
 
 
 def probability_bytes(spec: Spec) -> int:
-    """Bytes of a routing probability: the router's type, or the stream's where none is given."""
+    """Bytes of a routing probability: the router's dtype, or the stream's if none is given."""
     return {"fp32": 4, "fp64": 8}.get(spec.host.moe_router_dtype or "", spec.precision.params.bytes)
 
 
@@ -41,7 +41,7 @@ def rows_share(at: Setting, moe: MixtureOfExperts) -> float:
 
 
 def kept_share(at: Setting, moe: MixtureOfExperts) -> float:
-    """Rows that a rank's experts save for backward, relative to the even share: with a paged stash, its rows."""
+    """Rows that a rank's experts save for backward, relative to the even share: with a paged stash, the rows of the stash."""
     stash = at.spec.host.moe_paged_stash
     return rows_share(at, moe) if stash is None else stash
 
@@ -78,9 +78,9 @@ def handle_bytes(at: Setting, moe: MixtureOfExperts) -> int:
 def dispatcher_bytes(at: Setting) -> int:
     """Bytes that the dispatcher of one layer's experts keeps referenced until the next microbatch.
 
-    All-gather: its rows' places and probabilities, and its map. All-to-all: probabilities and map of its tokens, and where their rows went.
-    HybridEP: probabilities in fp32 and map, the rows' probabilities, and through their place in the graph the maps of the dispatch.
-    DeepEP's are left out.
+    All-gather keeps the places and probabilities of its rows, and its map. All-to-all keeps the probabilities and the map of its tokens,
+    and the destinations of their rows. HybridEP keeps probabilities in fp32 and the map, the probabilities of the rows, and, through the
+    autograd graph, the maps of the dispatch. DeepEP's are not counted.
 
     Source: the attributes of the dispatchers in `megatron/core/transformer/moe/token_dispatcher.py`.
     """
@@ -116,13 +116,13 @@ def _rows(at: Setting, moe: MixtureOfExperts) -> _Rows:
 
 
 def _deduplicated_bytes(at: Setting, moe: MixtureOfExperts) -> int:
-    """Rows of DeepEP, which sends a token once to a rank whichever of its experts the token has there; routing is even."""
+    """Bytes of DeepEP's rows under even routing: DeepEP sends a token once to a rank, however many experts of that rank it has."""
     others = comb(moe.num_experts - moe.num_experts // at.dims.ep, moe.top_k) / comb(moe.num_experts, moe.top_k)
     return int(2 * at.stream_tokens * at.dims.ep * at.dims.etp * (1 - others) * moe.row_width(at.dims.hidden))
 
 
 def _named_bytes(at: Setting, moe: MixtureOfExperts) -> int:
-    """The rows that the layer's own frame still names while its last ones are made.
+    """The rows that the layer's Python frame still references while its last rows are made.
 
     Under all-to-all these are the permuted rows, the received ones, the experts' output and its copy in the order of arrival; then the last
     two, or the rows that the second all-to-all returns.
@@ -148,7 +148,7 @@ def experts_shapes(at: Setting) -> Sized:
         raise ValueError("a pattern with E has no experts")
     rows, outer, gated = routed_rows(at, moe, kept_share(at, moe)), moe.row_width(dims.hidden), moe.activation == "swiglu"
     width = moe.ffn_hidden_size // dims.etp
-    again = "moe_act" in recomputed_modules(at.spec)  # recomputed from saved tensors, so the second product saves no copy
+    again = "moe_act" in recomputed_modules(at.spec)  # recomputed from saved tensors, so the second product does not save a copy
     kept = {
         **of_bytes({"routed.fc1.input": at.input_bytes(rows, outer)}, Column.ROUTING),
         **at.narrow({"routed.fc1.output": (rows, width * (2 if gated else 1))}),
@@ -161,11 +161,11 @@ def experts_shapes(at: Setting) -> Sized:
         copy = {"latent.input": at.input_bytes(at.stream_tokens, dims.hidden)} if at.recipe is not None else {}
         kept |= of_bytes({**copy, "latent.output": at.input_bytes(at.stream_tokens, outer)})
     kind = dispatcher(at.spec)
-    if keeps_combined(at.spec):  # with all-to-all, rows are returned before they are added; other dispatchers add on the experts' rank
+    if keeps_combined(at.spec):  # all-to-all returns rows before they are summed; with other dispatchers the experts' rank sums them
         kept |= at.narrow({"combine.rows": (at.stream_tokens * moe.top_k if kind == "alltoall" else rows, dims.hidden)})
     if kind == "hybridep":
         kept |= of_bytes({"dispatch.handle": handle_bytes(at, moe)}, Column.ROUTING)
-    if kind == "allgather":  # each row's place, an int64, and its probability
+    if kind == "allgather":  # the place of each row (int64) and its probability
         maps = 5 * at.stream_tokens * dims.tp * dims.ep * moe.num_experts
         kept |= of_bytes({"dispatch.map": maps, "dispatch.rows": rows * (8 + probability_bytes(at.spec))}, Column.ROUTING)
     return kept, _moving_shapes(at, moe, {**at.common("E"), **kept}, gated=gated)
@@ -183,10 +183,10 @@ def _shared_shapes(at: Setting, moe: MixtureOfExperts) -> Shapes:
 
 
 def _moving_shapes(at: Setting, moe: MixtureOfExperts, kept: Shapes, *, gated: bool) -> Shapes:
-    """Rows on their way, and the gradients of each product.
+    """Rows between dispatch and combine, and the gradients of each product.
 
-    Under full recompute of the layer, the input of the experts is named like the other rows. Otherwise the activation's output is dropped
-    once the experts' output exists.
+    Under full recompute of the layer, the input of the experts is named like the other rows. Otherwise the activation's output is freed
+    when the experts' output exists.
     """
     rows, outer = _rows(at, moe), moe.row_width(at.dims.hidden)
     number, width = rows.routed // (at.element_bytes * outer), moe.ffn_hidden_size // at.dims.etp
@@ -208,7 +208,10 @@ def _moving_shapes(at: Setting, moe: MixtureOfExperts, kept: Shapes, *, gated: b
 
 @cache
 def experts_replay(names: Names, away: Names) -> Replay:
-    """Experts; backward comes to the shared one last. Under full recompute of the layer, it runs again before its first gradient."""
+    """The replay of experts; the backward of the shared expert is last.
+
+    Under full recompute of the layer, it runs again before its first gradient.
+    """
     rows, product, unscaled, output = (f"routed.{name}" for name in ("fc1.input", "fc1.output", "activation.unscaled", "activation.output"))
     inner = (unscaled,) if unscaled in names else ()
     own = {rows, product, unscaled, output, "combine.rows", "shared.fc1.output", "shared.activation.output", *COMMON}

@@ -11,13 +11,15 @@ from typing import NamedTuple
 START = 64
 """Multiple of elements at which a tensor begins."""
 OVER_MEAN, FILLED = 1.3, 0.9
-"""Elements of a shard over the mean until which work decides its shard; part of a bucket's least size that its tensors fill."""
+"""Two limits: elements by which a shard may exceed the mean while work decides the assignment, and the fraction of a bucket's smallest
+size that its tensors fill.
+"""
 BUCKET, BUCKET_PER_RANK = 40_000_000, 1_000_000
-"""Least elements of a bucket, and for each data rank, where reductions overlap; else all is one bucket."""
+"""Smallest number of elements of a bucket, in total and per data rank, if reductions overlap; else all tensors are in one bucket."""
 
 
 class Matrix(NamedTuple):
-    """A matrix: its elements, and the work of one of Muon's iterations on it, except for a factor."""
+    """A matrix: its elements, and the work of one Muon iteration on it, up to a constant factor."""
 
     elements: int
     work: int
@@ -83,7 +85,7 @@ def _filled(some: Sequence[Matrix], work: list[int], shares: list[int]) -> list[
 
 
 def _buckets(matrices: Sequence[Matrix], ranks: int, bucket: int | None, multiple: int) -> Iterator[list[Matrix]]:
-    """Buckets of tensors, from the model's end on; a full bucket still accepts tensors that fit into its padding."""
+    """Buckets of tensors, starting at the end of the model; a full bucket still accepts tensors that fit into its padding."""
     some: list[Matrix] = []
     size, loads = 0, [0] * ranks
     for one in reversed(matrices):

@@ -75,8 +75,8 @@ def evaluate(at: Setting, letter: str) -> Operator:
 def _delayed_bytes(sums: BlockBytes) -> int:
     """Peak of a backward whose weight gradients are computed after all input gradients.
 
-    Their operands stay until then: the tensors that the operator kept, and the gradients of its products' outputs, taken to be half of each
-    step's tensors.
+    Their operands stay until then: the tensors that the operator saved, and the gradients of its products' outputs, which are assumed to be
+    half of each step's tensors.
     """
     run, tensors = sums.part.replay, sums.part.tensors
     away = run.program.graph.away

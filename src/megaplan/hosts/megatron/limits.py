@@ -32,16 +32,16 @@ PRICED_OPTIONS = frozenset({
     "model.features.mtp.activation",
     "model.features.mtp.bias", "model.features.mtp.experts", "model.features.mtp.pattern",
 })  # fmt: skip
-"""Options of blocks that the byte model of Megatron-Core has terms for."""
-NEAREST = {"R": "Megatron's letters are M * - E G D +; the nearest, G, is another recurrence"}
+"""Options of blocks for which the byte model of Megatron-Core has terms."""
+NEAREST = {"R": "Megatron's letters are M * - E G D +; the nearest letter, G, is a different recurrence"}
 MOST_EXPERTS = 4096
 """Limit of a rank: the time of an estimate grows with its tensors. Public models have up to 512 in all."""
 WHY_UNPRICED = {
-    "distillation": "a teacher model is held in addition to the student",
+    "distillation": "the teacher model is in memory in addition to the student",
     "fsdp": "Megatron-FSDP has other buffers unless it shards all, with fp32 masters",
     "optimizer_cuda_graph": "the graph of the optimizer's step has a separate memory pool",
 }
-"""Features whose tensors are not modelled, and what they add."""
+"""Features whose tensors are not modelled, with the tensors that they add."""
 
 
 def megatron_rules(checked: Checked) -> Iterator[Diagnostic]:
@@ -58,7 +58,7 @@ def megatron_rules(checked: Checked) -> Iterator[Diagnostic]:
         yield checked.error("MP902", detail, "host.release", "release: null", *(f"framework: {name}" for name in RELEASED))
     for feature in host.features:
         detail = f"host.features has {feature}: {WHY_UNPRICED[feature]}"
-        yield checked.error("MP903", detail, "host.features", "plan without it, and measure what it adds")
+        yield checked.error("MP903", detail, "host.features", "plan without this option, and measure what it adds")
     otherwise = [limit for limit in limits if not limit.tensors]
     if otherwise:
         said = "\n".join(limit.detail for limit in otherwise)
@@ -66,18 +66,18 @@ def megatron_rules(checked: Checked) -> Iterator[Diagnostic]:
 
 
 def launch_limits(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Everything that the model class of `host.model` cannot take; arguments as for `megatron_limits`."""
+    """All settings that the model class of `host.model` does not support; arguments as for `megatron_limits`."""
     yield from megatron_limits(spec, letters)
     if spec.host.model == "gpt":
         yield from gpt_limits(spec, letters)
 
 
 def megatron_limits(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Everything that Megatron-Core cannot take.
+    """All settings that Megatron-Core does not support.
 
     Args:
         spec: A typed spec whose host is megatron.
-        letters: One a layer.
+        letters: One per layer.
     """
     yield from _families(spec, letters)
     yield from _blocks(spec, letters)
@@ -109,7 +109,7 @@ def gpt_limits(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _families(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Families and kinds that Megatron is priced without."""
+    """Families and kinds that host megatron does not price."""
     model = spec.model
     for letter, family in FAMILIES.items():
         if letter in LETTERS or letter not in letters:
@@ -122,11 +122,11 @@ def _families(spec: Spec, letters: str) -> Iterator[Limit]:
             "model.linear_attention.kind", f"model.linear_attention.kind = {linear and linear.kind}, but Megatron's G is gated_delta"
         )
     elif isinstance(linear, GatedDeltaNet) and linear.negative_eigenvalues:
-        detail = "model.linear_attention.negative_eigenvalues = true, and Megatron's write strength ends at 1"
+        detail = "model.linear_attention.negative_eigenvalues = true, but Megatron's write strength (beta) is at most 1"
         yield Limit("model.linear_attention.negative_eigenvalues", detail, "negative_eigenvalues: false", tensors=False)
     for key in ("chunk_size", "save_every") if isinstance(linear, GatedDeltaNet) else ():
         if (given := getattr(linear, key)) != (own := GatedDeltaNet.model_fields[key].default):
-            detail = f"model.linear_attention.{key} = {given}: the delta rule of Megatron's library decides, and {own} is taken"
+            detail = f"model.linear_attention.{key} = {given}: the library of Megatron's delta rule decides it, and {own} is used"
             yield Limit(f"model.linear_attention.{key}", detail, f"{key}: {own}", tensors=False)
     if isinstance(model.mamba, Mamba1 | Mamba3):
         detail = f"model.mamba.kind = {model.mamba.kind}, but Megatron's M is Mamba-2"
@@ -144,7 +144,7 @@ def _blocks(spec: Spec, letters: str) -> Iterator[Limit]:
             detail = f"model.mamba.conv_kernel = {model.mamba.conv_kernel}, but Megatron's convolution has {CONV_KERNEL} taps"
             yield Limit("model.mamba.conv_kernel", detail, f"conv_kernel: {CONV_KERNEL}")
         if not model.mamba.conv_bias:
-            yield Limit("model.mamba.conv_bias", "model.mamba.conv_bias = false, and Megatron's has a bias", "conv_bias: true")
+            yield Limit("model.mamba.conv_bias", "model.mamba.conv_bias = false, but Megatron's convolution has a bias", "conv_bias: true")
         for key, neutral in (("time_step_min", 0.0), ("time_step_max", None)):
             if (given := getattr(model.mamba, key)) != neutral:
                 shown = "null" if neutral is None else "0"
@@ -166,7 +166,7 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
     model, mtp = spec.model, spec.model.features.mtp
     for option in given_options(model):
         if option.key not in PRICED_OPTIONS | VALUES_ALONE:
-            detail = f"{option.key} = {option.shown}, but Megatron is priced and written with {option.neutral}"
+            detail = f"{option.key} = {option.shown}, but host megatron is priced and exported only with {option.neutral}"
             yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}")
     if model.attention is not None and model.attention.bias and isinstance(model.attention, LatentAttention):
         detail = "model.attention.bias = true: the down projections of Megatron's latent attention have no bias"
@@ -188,15 +188,18 @@ def _options(spec: Spec, letters: str) -> Iterator[Limit]:
         yield Limit("model.attention.bias", detail, "bias: true")
     rotated = grouped is not None and len(grouped.nope_layers) < letters.count("A")
     if model.learned_positions is not None and rotated:
-        detail = f"model.learned_positions = {model.learned_positions}, but attention layers are rotated: Megatron has one of the two"
+        detail = (
+            f"model.learned_positions = {model.learned_positions}, but attention layers also have rotary positions: Megatron "
+            "supports only one of the two"
+        )
         yield Limit("model.learned_positions", detail, "learned_positions: null, or nope_layers with all A layers")
 
 
 def _routing(spec: Spec) -> Iterator[Limit]:
-    """Routing scores and choices, clamped swiglu, and constants of norms and angles, which launches are written without."""
+    """Routing scores and choices, clamped swiglu, and constants of norms and angles, for which launches have no argument."""
     for option in given_options(spec.model):
         if option.key in ROUTING | SCALES | {"model.moe.swiglu_limit"}:
-            detail = f"{option.key} = {option.shown}, but Megatron is written with {option.neutral}"
+            detail = f"{option.key} = {option.shown}, but host megatron is exported only with {option.neutral}"
             yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}", tensors=False)
 
 
@@ -207,7 +210,7 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
     rotated = [index for index, letter in enumerate(letters) if letter == "A" and index not in attention.nope_layers]
     if attention.nope_layers and rotated:
         listed = ", ".join(map(str, attention.nope_layers))
-        detail = f"model.attention.nope_layers = [{listed}]: Megatron's position embedding is of all attention layers or of none"
+        detail = f"model.attention.nope_layers = [{listed}]: Megatron's position embedding applies to all attention layers or to none"
         yield Limit("model.attention.nope_layers", detail, "nope_layers: [], or all A layers", tensors=False)
     yield from _scores(attention)
     if isinstance(attention, LatentAttention):
@@ -222,7 +225,7 @@ def _attention(spec: Spec, letters: str) -> Iterator[Limit]:
 
 
 def _scores(attention: GroupedQueryAttention | LatentAttention) -> Iterator[Limit]:
-    """Rotary frequencies and scores that Megatron computes otherwise, of the same shapes."""
+    """Rotary frequencies and scores that Megatron computes by another rule, with the same shapes."""
     scaling, key = attention.rope_scaling, "model.attention.rope_scaling"
     if attention.softmax_scale is not None:
         detail = f"model.attention.softmax_scale = {attention.softmax_scale:g}, but Megatron's is 1 / sqrt(width)"
@@ -231,10 +234,10 @@ def _scores(attention: GroupedQueryAttention | LatentAttention) -> Iterator[Limi
         detail = f"{key}.kind = {scaling.kind}: scaled rotary frequencies of Megatron's latent attention are not written"
         yield Limit(key, detail, "rope_scaling: null", tensors=False)
     elif isinstance(scaling, YarnScaling):
-        yield Limit(key, f"{key}.kind = yarn: Megatron has it with latent attention alone", "rope_scaling: null", tensors=False)
+        yield Limit(key, f"{key}.kind = yarn: Megatron supports it only with latent attention", "rope_scaling: null", tensors=False)
     elif isinstance(scaling, Llama3Scaling) and scaling != Llama3Scaling(kind="llama3", factor=scaling.factor):
         own = ", ".join(f"{name} = {getattr(scaling, name):g}" for name in ("low_freq_factor", "high_freq_factor", "original_seq_length"))
-        yield Limit(key, f"{key}: {own}, and Megatron has 1, 4 and 8192", "rope_scaling: {kind: llama3, factor: 8}", tensors=False)
+        yield Limit(key, f"{key}: {own}, but Megatron's values are 1, 4 and 8192", "rope_scaling: {kind: llama3, factor: 8}", tensors=False)
 
 
 def _features(spec: Spec) -> Iterator[Limit]:
@@ -248,7 +251,7 @@ def _features(spec: Spec) -> Iterator[Limit]:
     if mtp is not None and "D" in mtp.letters and mlp is not None and mlp.ffn_hidden_size != mtp.ffn_hidden_size:
         detail = (
             f"model.features.mtp.ffn_hidden_size = {mtp.ffn_hidden_size}, model.mlp.ffn_hidden_size = {mlp.ffn_hidden_size}, "
-            "and Megatron has one --ffn-hidden-size"
+            "but Megatron has one --ffn-hidden-size for both"
         )
         yield Limit("model.features.mtp.ffn_hidden_size", detail, f"ffn_hidden_size: {mlp.ffn_hidden_size}")
 
@@ -290,7 +293,7 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
         if moe is not None and host.moe_grouped_gemm:
             detail = "host.transformer_impl = local, host.moe_grouped_gemm = true: tensors of grouped experts outside Transformer Engine"
             yield Limit("host.moe_grouped_gemm", detail, "moe_grouped_gemm: false")
-        if (kernel := attention_kernel(spec)) != "unfused":  # releases of 2023 had FlashAttention in it, later ones do not
+        if (kernel := attention_kernel(spec)) != "unfused":  # releases of 2023 included FlashAttention, later ones do not
             detail = f"host.transformer_impl = local, host.attention_backend = {host.attention_backend}: its attention is not fused"
             yield Limit("host.attention_backend", detail, "attention_backend: unfused", tensors=kernel != "flash")
         if spec.precision.recipe is not None:
@@ -298,7 +301,7 @@ def _implementation(spec: Spec) -> Iterator[Limit]:
             yield Limit("precision.recipe", detail, "recipe: null")
     if moe is not None and spec.mesh.tp > 1 and not host.sequence_parallel:
         detail = (
-            f"host.sequence_parallel = false, mesh.tp = {spec.mesh.tp}: Megatron trains experts under TP with sequence parallelism alone"
+            f"host.sequence_parallel = false, mesh.tp = {spec.mesh.tp}: Megatron trains experts under TP only with sequence parallelism"
         )
         yield Limit("host.sequence_parallel", detail, "sequence_parallel: true")
 
@@ -307,11 +310,14 @@ def _own_modules(spec: Spec, letters: str) -> Iterator[Limit]:
     """Settings that only Megatron's own modules and its forks' modules have."""
     host, engine = spec.host, spec.host.transformer_impl != "local"
     if engine and host.framework == "gpt-neox":
-        detail = "host.framework = gpt-neox, host.transformer_impl = transformer_engine: its modules are its own"
+        detail = "host.framework = gpt-neox, host.transformer_impl = transformer_engine: gpt-neox has its own modules"
         yield Limit("host.framework", detail, "transformer_impl: local")
     for key, usual in {"flash_version": None, "rope_fusion": None, "all_reduce_gradients": False}.items() if engine else ():
         if (given := getattr(host, key)) != usual:
-            detail = f"host.{key} = {str(given).lower()}, host.transformer_impl = transformer_engine: Megatron's own modules have it alone"
+            detail = (
+                f"host.{key} = {str(given).lower()}, host.transformer_impl = transformer_engine: only Megatron's own modules "
+                "have this option"
+            )
             yield Limit(f"host.{key}", detail, f"{key}: {'null' if usual is None else 'false'}")
     parallel = spec.model.parallel_layers
     if parallel and (engine or host.model != "gpt" or any(letters[each] != "D" for each in parallel)):
@@ -343,12 +349,15 @@ def _fsdp(spec: Spec) -> Iterator[Limit]:
     }
     found = [said for said, is_beyond in beyond.items() if is_beyond]
     if found:
-        detail = f"sharding.reshard_after_forward = true with {', '.join(found)}: it is Megatron-FSDP, whose buffers are not priced there"
+        detail = (
+            f"sharding.reshard_after_forward = true with {', '.join(found)}: it selects Megatron-FSDP, whose buffers are not "
+            "priced with this"
+        )
         yield Limit("sharding.reshard_after_forward", detail, "reshard_after_forward: false")
 
 
 def _fsdp_recipe(spec: Spec) -> dict[str, bool]:
-    """A recipe whose gathered weights are not the one-byte row-wise copies that the shards consist of."""
+    """A recipe under which the gathered weights are not the one-byte row-wise copies of which the shards consist."""
     recipe = spec.precision.recipe
     if recipe is None:
         return {}
@@ -368,7 +377,10 @@ def _recompute(spec: Spec, letters: str) -> Iterator[Limit]:
         yield Limit(key, detail, "recompute: {default: none}, and host.recompute_modules or host.recompute_num_layers")
     modules = spec.host.recompute_modules or spec.recompute.of("A") == "selective"
     if spec.host.recompute_num_layers is not None and modules:
-        detail = "host.recompute_num_layers means full recompute, modules mean selective: Megatron does one of the two"
+        detail = (
+            "host.recompute_num_layers means full recompute, host.recompute_modules selective recompute: Megatron supports only "
+            "one of the two"
+        )
         yield Limit("host.recompute_num_layers", detail, "recompute_num_layers: null")
     if "moe" in spec.host.recompute_modules and spec.host.moe_overlap:
         detail = "host.recompute_modules has moe, host.moe_overlap = true: Megatron recomputes no layer whose communication it overlaps"

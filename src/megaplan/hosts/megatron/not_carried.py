@@ -2,8 +2,8 @@
 
 from megaplan.hosts.megatron.argument import reported
 
-_ROUTER = "experts are chosen otherwise than by megarun's router; shapes are the same"
-ROTARY = "rotary angles are computed otherwise; shapes are the same"
+_ROUTER = "experts are chosen by another rule than megarun's router; shapes are the same"
+ROTARY = "rotary angles are computed by another rule; shapes are the same"
 NOT_CARRIED = (
     *reported(
         "moe_router_score_function moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor "
@@ -16,39 +16,41 @@ NOT_CARRIED = (
     ),
     *reported("yarn_original_max_position_embeddings yarn_beta_fast yarn_beta_slow no_yarn_correction_range_round_to_int", ROTARY),
     *reported("use_checkpoint_args use_mp_args_from_checkpoint_args", "arguments of the checkpoint replace those given here"),
-    *reported("hierarchical_context_parallel_sizes", "contexts exchange keys and values in two levels; buffers are taken as of one"),
-    *reported("export_qk_l2_norm export_moe_apply_probs_on_input", "of an exported checkpoint; its tensors are taken as without"),
-    *reported("moe_pad_expert_input_to_capacity", "rows of an expert are padded to its capacity; they are taken as unpadded"),
+    *reported(
+        "hierarchical_context_parallel_sizes", "context ranks exchange keys and values in two levels; buffers are counted as for one level"
+    ),
+    *reported("export_qk_l2_norm export_moe_apply_probs_on_input", "an option of exported checkpoints; tensors are counted as without it"),
+    *reported("moe_pad_expert_input_to_capacity", "rows of an expert are padded to its capacity; they are counted without padding"),
     *reported(
         "glu_linear_offset activation_func_clamp_value", "the activation has an offset or a bound; its tensors are counted as without them"
     ),
     *reported("moe_router_padding_for_fp8 moe_router_padding_for_quantization", "rows of an expert are padded to a multiple of 16 or 32"),
-    *reported("moe_apply_probs_on_input", "probabilities weigh the experts' input in the place of their output"),
-    *reported("moe_permute_fusion_into_hybridep", "HybridEP sorts rows to experts; its buffers are taken as without"),
-    *reported("moe_dispatch_fwd_dtype moe_combine_bwd_dtype", "rows travel in another type; they are taken in 16 bits"),
+    *reported("moe_apply_probs_on_input", "probabilities multiply the experts' input instead of their output"),
+    *reported("moe_permute_fusion_into_hybridep", "HybridEP sorts rows by expert; buffers are counted as without that"),
+    *reported("moe_dispatch_fwd_dtype moe_combine_bwd_dtype", "rows are sent in another dtype; they are counted in 16 bits"),
     *reported("moe_use_upcycling moe_upcycling_granularity", "experts start from a dense checkpoint"),
     *reported("use_nccl_ub fsdp_manual_registration", "buffers are registered with NCCL; NCCL's memory for them is not counted"),
-    *reported("ddp_reduce_scatter_with_fp32_accumulation", "gradients are added up in fp32 while they travel"),
+    *reported("ddp_reduce_scatter_with_fp32_accumulation", "gradients are accumulated in fp32 during the reduction"),
     *reported(
         "use_mup mup_width_mult mup_base_hidden_size mup_embedding_mult mup_output_mult mup_base_head_dim mup_attn_scale_power",
         "learning rates and initial weights depend on the width",
     ),
-    *reported("mtp_detach_heads mtp_hsm", "prediction modules are trained otherwise; shapes are the same"),
+    *reported("mtp_detach_heads mtp_hsm", "prediction modules are trained in another way; shapes are the same"),
     *reported(
         "fused_residual_rmsnorm use_te_activation_func mla_down_proj_fusion use_grouped_gemm_for_shared_expert "
         "use_grouped_gemm_for_dense_mlp",
-        "operators are fused; their saved tensors are taken to be those of unfused ones",
+        "operators are fused; their saved tensors are counted as those of unfused operators",
     ),
-    *reported("disable_mamba_mem_eff_path", "Mamba-2 runs unfused; its saved tensors are taken to be those of the fused kernel"),
-    *reported("qk_clip", "queries and keys are scaled where their scores are too large"),
-    *reported("mamba_training_ssm_states_dtype", "states between chunks of Mamba's scan are taken in fp32"),
+    *reported("disable_mamba_mem_eff_path", "Mamba-2 runs unfused; its saved tensors are counted as those of the fused kernel"),
+    *reported("qk_clip", "queries and keys are scaled down if attention scores are too large"),
+    *reported("mamba_training_ssm_states_dtype", "states between chunks of Mamba's scan are counted in fp32"),
     *reported("apply_query_key_layer_scaling", "scores are scaled by layer"),
-    *reported("apply_layernorm_1p", "norm weights are stored less one"),
-    *reported("step_batch_size_schedule", "the batch grows; the spec has the global batch size, or the last one of the schedule"),
-    *reported("rampup_batch_size", "the batch grows; the spec's is the last one"),
-    *reported("use_transformer_engine_op_fuser", "operators are fused; their saved tensors are taken as the unfused ones'"),
+    *reported("apply_layernorm_1p", "norm weights are stored minus one"),
+    *reported("step_batch_size_schedule", "the batch grows; the spec has the global batch size, or the last size of the schedule"),
+    *reported("rampup_batch_size", "the batch grows; the spec has its last size"),
+    *reported("use_transformer_engine_op_fuser", "operators are fused; their saved tensors are counted as those of unfused operators"),
 )
-"""Arguments with no effect on memory and time, or one too small to be modelled, with that effect."""
+"""Arguments whose effect on memory and time is zero or too small to be modelled, with a description of the effect."""
 
 IGNORED_PREFIXES = (
     "log_", "tensorboard_", "wandb_", "one_logger_", "timing_", "save", "load", "ckpt_", "eval_", "data_", "dataloader_", "tokenizer_",
@@ -63,7 +65,7 @@ IGNORED_PREFIXES = (
     "override_opt", "megatron_fsdp_enable_", "use_fused_", "tp_comm_overlap_", "tp_comm_bulk_", "tp_comm_split_", "tp_comm_atomic_",
     "tp_comm_bootstrap_", "no_tp_comm_", "disable_tp_comm_", "redirects",
 )  # fmt: skip
-"""Beginnings of names: files, logs, checkpoints, data, and how processes meet."""
+"""Prefixes of ignored names: files, logs, checkpoints, data, and rendezvous."""
 
 IGNORED = frozenset({
     "activation_offload_fraction", "adam_beta1", "adam_beta2", "adam_eps", "adlr_autoresume", "adlr_autoresume_interval",

@@ -27,12 +27,14 @@ _OTHER_ATTENTION = "D+"
 EMBEDDING, LOSS, MTP = "e", "l", "m"
 """Letters of embedding, loss and one prediction module in a rank's list of operators."""
 SIXTEEN_BIT = {"a": "*", "d": "-", "s": "M", "g": "G", "x": "E"}
-"""Letters of operators whose linears keep 16 bits in a run with low precision, and the operators that they are."""
+"""Letters for operators whose linears stay in 16 bits in a run with low precision, with the letter of each operator."""
 IN_SIXTEEN_BIT = {letter: own for own, letter in SIXTEEN_BIT.items()}
 ENDS = EMBEDDING + MTP + LOSS
 """Letters that are not operators."""
 VARIED = {own: 0x10000 * (place + 1) for place, own in enumerate(("E", IN_SIXTEEN_BIT["E"], "*", IN_SIXTEEN_BIT["*"], "-"))}
-"""First code points of letters: experts with a skew, attention with another layer's keys, an MLP with parallel attention's norm."""
+"""First code points of the letters for variants: experts with their own skew, attention with another layer's keys, an MLP that reads the
+norm of parallel attention.
+"""
 
 
 def operators(letters: str) -> str:
@@ -46,7 +48,7 @@ def plain(letter: str) -> str:
 
 
 def count(letters: str, operator: str) -> int:
-    """Operators of a kind, in low precision or not, and of every variant."""
+    """Number of operators of a kind, in low precision or not, including every variant."""
     own = letters if letters.isascii() else "".join(map(plain, letters))
     return own.count(operator) + own.count(IN_SIXTEEN_BIT[operator])
 
@@ -148,7 +150,9 @@ def _faults(text: str, at: Location) -> Iterator[Diagnostic]:
     if any(modules) and len(set(modules)) > 1:
         other = next(index for index, module in enumerate(modules) if module != modules[0])
         column = len(MODULE.join(parts[: other + 1])) + 2
-        detail = f"{text!r}: module {other} is {modules[other]!r} at column {column}, and module 0 is {modules[0]!r}; all are one module"
+        detail = (
+            f"{text!r}: module {other} is {modules[other]!r} at column {column}, and module 0 is {modules[0]!r}; all modules must be equal"
+        )
         yield diagnostic("MP910", detail, at, (f"repeat /{modules[0]}",) if modules[0] else ())
 
 
@@ -179,7 +183,7 @@ def _unfit(detail: str, at: Location, hint: str) -> MegaplanError:
 
 
 def spread_pattern(layers: int, attention: float, mlp: float) -> str:
-    """The pattern of shares of attention and MLP layers, each spread evenly among Mamba's, attention first.
+    """The pattern of shares of attention and MLP layers, each distributed evenly among Mamba layers, attention first.
 
     Args:
         layers: Number of layers.
@@ -192,7 +196,7 @@ def spread_pattern(layers: int, attention: float, mlp: float) -> str:
     free = layers
     for symbol, number in (("*", round(layers * attention)), ("-", round(layers * mlp))):
         free -= number
-        run = free / (number + 1) if symbol == "*" else free / max(number, 1)  # a stage that does not begin or end with attention
+        run = free / (number + 1) if symbol == "*" else free / max(number, 1)  # the stage does not begin or end with attention
         left = run
         for place in range(layers if number else 0):
             if found[place] != "M":

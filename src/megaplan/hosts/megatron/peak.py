@@ -27,7 +27,7 @@ from megaplan.spec.host import device_of
 MIB = 2**20
 LAYER_FORWARD, LAYER_BACKWARD = "layer forward", "layer backward"
 FIRST_LAYER = "first-layer backward"
-"""The phase of Megatron-FSDP alone."""
+"""A phase that only Megatron-FSDP has."""
 BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
 """Phases in which the previous microbatch's graph is freed."""
 
@@ -35,15 +35,15 @@ BACKWARD = frozenset({"LM-head backward", LAYER_BACKWARD, FIRST_LAYER})
 class GraphPools(NamedTuple):
     """Bytes that graphs keep reserved in addition to allocated bytes.
 
-    A graph's tensors are in its own pool, which nothing else uses between replays: all tensors of a full step, or the saved tensors of
-    graphed layers. Steps before the capture had their tensors in the default pool; segments that are not expandable keep at most those
-    bytes reserved, since the optimizer's first step puts its states into segments that activations left.
+    A graph's tensors are in a separate pool, which is not used for other tensors between replays: all tensors of a full step, or the saved
+    tensors of graphed layers. Steps before the capture had their tensors in the default pool; without expandable segments at most those
+    bytes stay reserved, since the optimizer's first step allocates its states in segments that activations have freed.
 
     Source: `megatron/core/full_cuda_graph.py`, `megatron/core/transformer/cuda_graphs.py`; NVIDIA-NeMo/Megatron-Bridge, issue 4587.
 
     Attributes:
         inside: During forward and backward, an upper bound: bytes of the steps before the capture of a full step.
-        outside: During the optimizer's step: that, and the pools of the graphs.
+        outside: During the optimizer's step: the same bytes and the pools of the graphs.
         twice: During forward and backward: saved tensors of graphed layers that the default pool also keeps from the steps before the
             capture. As an upper bound, the default pool includes the percentage by which reserved exceeds allocated memory.
     """
@@ -58,13 +58,13 @@ class MegatronMemory(NamedTuple):
 
     Attributes:
         static: Bytes that stay for the whole run, by part.
-        leftover: Further bytes that the last step leaves, and the next replaces.
+        leftover: Further bytes that one step leaves and the next step replaces.
         gradient_copies: Copies of gradients that the optimizer's step makes, freed before the next forward.
         unscaled: Copies of states that the optimizer's step makes and frees.
-        activations: Kept by the microbatches in flight.
-        phases: Bytes that each phase adds to the two, by its name.
-        gathered: The part of each phase that is parameters and gradients that Megatron-FSDP has unsharded.
-        received: The part of each phase that belongs to the previous microbatch, and is named by the pipeline's schedule.
+        activations: Bytes that the microbatches in flight keep.
+        phases: Bytes that each phase adds to `static` and `activations`, by name.
+        gathered: The part of each phase that consists of parameters and gradients that Megatron-FSDP has gathered.
+        received: The part of each phase that belongs to the previous microbatch and is referenced by variables of the pipeline's schedule.
         pools: Bytes that graphs keep reserved.
     """
 
@@ -80,7 +80,7 @@ class MegatronMemory(NamedTuple):
 
     @property
     def after_step(self) -> int:
-        """Allocated after the optimizer's step."""
+        """Allocated bytes after the optimizer's step."""
         return sum(self.static.values()) + self.leftover + self.gradient_copies
 
     @property
@@ -89,7 +89,7 @@ class MegatronMemory(NamedTuple):
         return max(self._inside, self.after_step + self.unscaled)
 
     def reserved(self, percent: int) -> int:
-        """The peak of a step with the pools of graphs, and `percent` reserved above what is allocated."""
+        """The peak of a step including the pools of graphs and `percent` of the allocated bytes."""
         inside = self._inside + overhead_bytes(self._inside, self.pools.inside, percent, self.pools.twice)
         stepped = self.after_step + self.unscaled
         return max(inside, stepped + overhead_bytes(stepped, self.pools.outside, percent))
@@ -171,10 +171,11 @@ def _modules(stage: MegatronStage) -> int:
 
 
 def received_bytes(stage: MegatronStage, *, backward: bool) -> int:
-    """Bytes of the previous microbatch that the pipeline's schedule names while the rank is at its fullest.
+    """Bytes of the previous microbatch to which the pipeline's schedule still holds references at the rank's peak.
 
-    Of that microbatch it names the gradient it sent to the stage before, until its next backward; until its next forward has ended, also
-    the one it received from the stage after, or on the last stage the loss, whose graph ends in the microbatch's input.
+    Until its next backward the schedule references the gradient that it sent to the previous stage. Until the end of its next forward it
+    also references the gradient that it received from the next stage, or on the last stage the loss, whose graph leads to the microbatch's
+    input.
 
     Source: `input_tensor_grad`, `output_tensor_grad` and `output_tensor` of `forward_backward_pipelining_without_interleaving`.
     """
@@ -185,7 +186,9 @@ def received_bytes(stage: MegatronStage, *, backward: bool) -> int:
 
 
 def offloaded_here_bytes(stage: MegatronStage) -> int:
-    """Inputs of offloaded modules that are on the device: the last of each module, which backward reads next, and one in transit.
+    """Bytes of offloaded modules' inputs that are on the device.
+
+    They are the last input of each module, which backward reads next, and one in transit.
 
     Source: `_offload_margin` and `last_group_with_same_name` of `megatron/core/pipeline_parallel/fine_grained_activation_offload.py`.
     """
@@ -210,10 +213,10 @@ def in_flight(stage: MegatronStage) -> int:
 
 
 def in_flight_counts(stage: MegatronStage) -> tuple[int, ...]:
-    """Microbatches of each chunk at the rank's peak; on the rank of the loss, the peak of its last chunk.
+    """Microbatches of each chunk at the rank's peak; on the rank with the loss, at the peak of its last chunk.
 
-    Under 1F1B rank r holds min(microbatches, pp − r). Under interleaving its forwards visit the chunks in rounds of a group, and the
-    backwards follow (VP − 1) · group + 2 · (pp − 1 − r) forwards behind; after that the counts of the chunks recur with each round.
+    Under 1F1B rank r holds min(microbatches, pp − r). Under interleaving its forwards visit the chunks in rounds of a group, and the first
+    backward follows after (VP − 1) · group + 2 · (pp − 1 − r) forwards; from then on the counts of the chunks repeat in each round.
     """
     pp, number = stage.spec.mesh.pp, _num_microbatches(stage)
     if len(stage.chunks) == 1:
@@ -227,7 +230,8 @@ def fullest_counts(sizes: tuple[int, ...], behind: int, group: int, num_microbat
     """Microbatches of each chunk at a rank's peak under interleaving.
 
     Args:
-        sizes: Bytes that one microbatch keeps on each chunk. For other sizes the point is one of the rank's, not its peak.
+        sizes: Bytes that one microbatch keeps on each chunk. With other sizes the result is some point of the rank's schedule, not its
+            peak.
         behind: Pipeline ranks after this one.
         group: Consecutive microbatches of a chunk.
         num_microbatches: Microbatches of a step.
@@ -267,7 +271,7 @@ def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int
     host, dims, attention = spec.host, run.at.dims, run.spec.model.attention
     engine, local = engine_bytes(spec.device.name), spec.host.transformer_impl == "local"
     parts = {"cuBLAS workspaces": 2 * _cublas_bytes(run)}
-    if not local or moe is not None:  # a router multiplies by Transformer Engine whichever made the layers
+    if not local or moe is not None:  # a router multiplies with Transformer Engine, whichever library made the layers
         parts["Transformer Engine workspace"] = engine
     gathered = at.element_bytes * at.tokens * dims.hidden if host.sequence_parallel and dims.tp > 1 else 0
     if moe is not None:
@@ -281,23 +285,26 @@ def fixed_bytes(run: MegatronRun, chunks: tuple[str, ...], shapes: set[tuple[int
     parts["CUDA graphs"] = graph_bytes(run, chunks)
     if is_single(spec) and count(letters, "*"):
         parts["causal mask"] = spec.batch.seq_length**2
-    if local:  # its attention multiplies queries and keys into the same buffer, which grows to the larger of its uses
+    if local:  # local attention multiplies queries and keys into the same buffer, which grows to the larger of the two uses
         parts["attention buffer"] = max(at.element_bytes * num_scores(at) - gathered, 0)
     if host.tp_comm_overlap:
         parts["TP overlap workspaces"] = 3 * 32 * MIB
     if host.wgrad_fusion:
         parts["dummy weight gradients"] = sum(at.element_bytes * rows * columns for rows, columns in shapes)
     if isinstance(attention, LatentAttention):
-        each = 12 if attention.indexer is None else 8  # an indexer has its own angles, and no sines and cosines for fused kernels
+        each = 12 if attention.indexer is None else 8  # an indexer has its own angles, but no sines and cosines for fused kernels
         parts["rotary cache"] = each * spec.batch.seq_length * attention.qk_rope_head_dim * (count(letters, "*") + letters.count(MTP))
     elif isinstance(attention, GroupedQueryAttention) and len(attention.nope_layers) < run.letters.count("A"):
-        width = attention.rotary_dim or attention.head_dim  # each model chunk's own angles, in fp32
+        width = attention.rotary_dim or attention.head_dim  # the angles of each model chunk, in fp32
         parts["rotary cache"] = 4 * dims.tokens * width * len(chunks)
     return parts
 
 
 def _cublas_bytes(run: MegatronRun) -> int:
-    """Bytes of one handle's workspace: the launch's, or torch's default on the device, whose record counts the two handles together."""
+    """Bytes of one handle's workspace: that of the launch, or torch's default on the device.
+
+    The device's record counts both handles together.
+    """
     if run.spec.host.cublas_workspace_kib is not None:
         return run.spec.host.cublas_workspace_kib * 1024
     return device_of(run.spec.device).gemm_workspace.value // 2
@@ -310,9 +317,9 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
     if LOSS in chunks[0]:
         logits = _logits(run)
         each, hidden = run.at.element_bytes, run.at.dims.hidden
-        # fp32 terms in addition to logits of 16 bits, or in place of logits of fp32; the native loss, compiled, makes one more
+        # fp32 intermediates in addition to 16-bit logits, or in place of fp32 logits; the compiled native loss makes one more
         wide = 4 if each == 4 else each + 4
-        # of a prediction, tensors that its loss saves: the gradient instead of logits, or fp32 terms
+        # tensors that the loss of a prediction saves: the gradient instead of logits, or fp32 intermediates
         kept = (each if host.cross_entropy == "te" else 4) * logits * chunks[0].count(MTP)
         phases["loss"] = kept + {"unfused": wide, "native": wide + 4, "te": each, "te_fp32": wide}[host.cross_entropy] * logits
         weight_gradient = 0 if host.wgrad_fusion else each * stage.spec.model.vocab_size // run.at.dims.tp * hidden
@@ -324,17 +331,18 @@ def _phases(stage: MegatronStage) -> dict[str, int]:
         else:
             phases[LAYER_FORWARD] = max(forward_excess(run, letters) for letters in chunks)
             phases[LAYER_BACKWARD] = max(backward_excess(run, letters) for letters in chunks)
-        if is_fsdp(stage):  # most gradients wait for their reduction when only the first layer's saved tensors are left
+        if is_fsdp(stage):  # most gradients are reduced after all saved tensors except the first layer's have been freed
             first = operators(stage.chunks[0])[: run.spec.host.block_layers]
             phases[FIRST_LAYER] = chunk(run, first) + backward_excess(run, first) - in_flight(stage)
-    # a stage without layers and head: the embedding's backward adds to the gradient that storage counts, and makes nothing else
+    # a stage without layers and head: the embedding's backward adds to the gradient that `storage` counts, and allocates nothing else
     return phases or {LAYER_BACKWARD: 0}
 
 
 def _group_bytes(run: MegatronRun, letters: str) -> int:
-    """Peak of the largest group of operators that full recompute makes again, while it does and while the group's backward runs.
+    """Peak of the largest group of operators under full recompute, while the group is recomputed and while its backward runs.
 
-    Under the block method, later layers have run backward by that time; during their backward they hold the same bytes as without it.
+    Under the block method, the backward of later layers, which are not recomputed, has ended by then; it holds the same bytes as without
+    recompute.
     """
     groups, rest = recomputed_groups(run, operators(letters))
     behind = sum(run.operator(letter).kept for letter in rest)

@@ -23,16 +23,19 @@ def state_limits(spec: Spec) -> Iterator[Limit]:
         yield Limit("precision.grads", detail, "grads: fp32")
     if precision.params is DType.FP16 and spec.optimizer.matrix == "muon":
         yield Limit("precision.params", "precision.params = fp16, optimizer.matrix = muon: Megatron's Muon runs in bf16", "params: bf16")
-    separate = spec.sharding.reshard_after_forward and not spec.host.fsdp_double_buffer  # only Megatron-FSDP has a separate dtype for it
+    separate = spec.sharding.reshard_after_forward and not spec.host.fsdp_double_buffer  # only Megatron-FSDP has a gradient dtype
     if precision.reduce is not precision.grads and not separate:
-        detail = f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces in its buffer's dtype"
+        detail = (
+            f"precision.reduce = {precision.reduce}, precision.grads = {precision.grads}: Megatron reduces in the dtype of its "
+            "gradient buffer"
+        )
         yield Limit("precision.reduce", detail, f"reduce: {precision.grads}")
     for key, detail, fix in adam_problems(spec):
         yield Limit(key, detail, fix)
 
 
 def _single(spec: Spec) -> Iterator[Limit]:
-    """Parts that Megatron has in 16 bits alone."""
+    """Parts that Megatron supports only in 16 bits."""
     host, model = spec.host, spec.model
     attention, experts = model.attention, model.moe is not None
     flex, recipe = experts and host.dispatcher == "flex", spec.precision.recipe
@@ -50,7 +53,7 @@ def _single(spec: Spec) -> Iterator[Limit]:
     for said, is_beyond in beyond.items():
         if is_beyond:
             key = said.partition(" ")[0]
-            yield Limit(key, f"precision.params = fp32, {said}: with Megatron it exists, or is priced, only in 16 bits", "params: bf16")
+            yield Limit(key, f"precision.params = fp32, {said}: under Megatron it exists, or is priced, only in 16 bits", "params: bf16")
 
 
 def low_precision_limits(spec: Spec) -> Iterator[Limit]:
@@ -62,8 +65,11 @@ def low_precision_limits(spec: Spec) -> Iterator[Limit]:
         detail = f"precision.recipe.name = {recipe.name}, but Megatron has {', '.join(MEGATRON_RECIPES)}"
         yield Limit("precision.recipe.name", detail, "name: fp8_current")
     if recipe.families is not None:
-        detail = f"precision.recipe.families = {', '.join(recipe.families)}: Megatron's recipe is of all layers, but the first and the last"
+        detail = (
+            f"precision.recipe.families = {', '.join(recipe.families)}: Megatron's recipe applies to all layers, except "
+            "optionally the first and the last"
+        )
         yield Limit("precision.recipe.families", detail, "families: null")
     if recipe.head and recipe.name != "mxfp8":
-        detail = f"precision.recipe.head = true, name = {recipe.name}: Megatron's output projection is in low precision under mxfp8 alone"
+        detail = f"precision.recipe.head = true, name = {recipe.name}: Megatron's output projection is in low precision only under mxfp8"
         yield Limit("precision.recipe.head", detail, "head: false")

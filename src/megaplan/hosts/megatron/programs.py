@@ -1,7 +1,8 @@
 """Attention, MLP, Mamba-2 and gated delta net as Megatron-Core runs them: operations, and the storages that their names represent.
 
 A storage that an operation keeps is Megatron-Core's or Transformer Engine's saved tensor, freed when the backward of its last keeper has
-ended. All that an operator keeps is there at the peak of its forward. `fetches` lists gradients that have no kept storage of their size.
+ended. All tensors that an operator saves exist at the peak of its forward. `fetches` lists gradients that have no kept storage of their
+size.
 
 Source: the saved tensors of `megatron/core` at d98e8a64 and of Transformer Engine at d0067d0d, and
 `mamba_ssm/ops/triton/ssd_combined.py`, by module.
@@ -56,7 +57,7 @@ def attention_shapes(at: Setting) -> Sized:
         kept |= at.narrow({"context.reordered": dims.wide(heads, width)})
     if at.copies_inputs and not gated:  # attention itself keeps its output in 16 bits
         kept |= of_bytes({"context.copy": at.input_bytes(at.tokens, heads * width)})
-    elif kernel == "flash" and dims.batch > 1:  # its output has sequences first, and the projection keeps one with positions first
+    elif kernel == "flash" and dims.batch > 1:  # cuDNN's output has sequences first, and the projection keeps a copy with positions first
         kept |= at.narrow({"context.transposed": dims.wide(heads, width)})
     scores = {"scores": scores_shape(at), "softmax.gradient": scores_shape(at) if is_single(at.spec) else (0,)}
     if kernel != "unfused":
@@ -65,7 +66,7 @@ def attention_shapes(at: Setting) -> Sized:
         kept |= at.narrow({"softmax": scores["scores"]})
         if host.attention_dropout:
             kept |= {**of_bytes({"softmax.mask": num_scores(at)}), **at.narrow({"softmax.dropped": scores["scores"]})}
-    accumulates = kernel != "unfused"  # it adds up the queries' gradient in fp32
+    accumulates = kernel != "unfused"  # the kernel accumulates the gradient of the queries in fp32
     copies = {"proj.copies": at.gradient_copies_bytes(at.tokens, dims.hidden), "qkv.copies": at.gradient_copies_bytes(at.tokens, columns)}
     return kept, {**at.narrow(scores), **at.wide({"accumulated": dims.wide(heads, width) if accumulates else (0,)}), **of_bytes(copies)}
 
@@ -111,7 +112,10 @@ def _latent_shapes(at: Setting, attention: LatentAttention) -> Shapes:
 
 @cache
 def attention_replay(names: Names, away: Names) -> Replay:
-    """Attention; where it is unfused its softmax in 16 bits writes its gradient in place, and the gradient of the values comes last."""
+    """The replay of attention.
+
+    Unfused attention's softmax in 16 bits writes its gradient in place, and computes the gradient of the values last.
+    """
 
     def present(*wanted: str) -> tuple[str, ...]:
         return tuple(name for name in wanted if name in names)
@@ -178,7 +182,7 @@ def dense_shapes(at: Setting) -> Sized:
 
 @cache
 def dense_replay(names: Names, away: Names) -> Replay:
-    """A dense MLP."""
+    """The replay of a dense MLP."""
     return operator_replay(names, away, mlp_ops(), held=away)
 
 
@@ -207,7 +211,7 @@ def mamba_shapes(at: Setting) -> Sized:
 
 @cache
 def mamba_replay(names: Names, away: Names) -> Replay:
-    """Mamba-2; convolution, scan and norm are one call, whose frame references all three outputs."""
+    """The replay of Mamba-2; convolution, scan and norm are one call, whose frame references all three outputs."""
     inside = ("conv", "states", "states.copy", "products")
     again = (*inside, "conv.gradient", "states.gradient", "states.gradient.copy")
     ops = (
@@ -220,7 +224,9 @@ def mamba_replay(names: Names, away: Names) -> Replay:
 
 
 def delta_shapes(at: Setting) -> Sized:
-    """Inputs of convolution, of the norms of queries and keys and of the rule's kernel, which repeats keys to the values' heads.
+    """Storages: inputs of the convolution, of the norms of queries and keys, and of the delta rule's kernel.
+
+    That kernel repeats keys for the heads of the values.
 
     States between chunks are in 16 bits; each chunk also writes its own update in 16 bits.
 
@@ -248,7 +254,7 @@ def delta_shapes(at: Setting) -> Sized:
 
 @cache
 def delta_replay(names: Names, away: Names) -> Replay:
-    """Gated delta net."""
+    """The replay of a gated delta net."""
     rule = ("keys.repeated", "values")
     ops = (
         from_norm("in_proj", ("conv.input", "gate")),

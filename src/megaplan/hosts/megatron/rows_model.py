@@ -37,14 +37,14 @@ _DROPS = Conversion(
 )
 
 LAYERS = (
-    text("hybrid_layer_pattern", "model.pattern", None, JOINT, touches=_ALL, note="one symbol a layer, '|' between stages"),
+    text("hybrid_layer_pattern", "model.pattern", None, JOINT, touches=_ALL, note="one symbol per layer, '|' between stages"),
     text("hybrid_override_pattern", "model.pattern", None, JOINT, touches=_ALL, note="older name of --hybrid-layer-pattern; not written"),
     number(
         "hybrid_attention_ratio", "model.pattern", None, JOINT, touches=_ALL, note="older form of the pattern, spread evenly; not written"
     ),
     number("hybrid_mlp_ratio", "model.pattern", None, JOINT, touches=_ALL, note="older form of the pattern, spread evenly; not written"),
     count("num_layers", "model.num_layers", REQUIRED, JOINT, touches=_ALL, note="of a GPT model; a layer is an A and a D or E"),
-    text("moe_layer_freq", "model.pattern", 1, JOINT, touches=_ALL, note="which layers of a GPT model have experts"),
+    text("moe_layer_freq", "model.pattern", 1, JOINT, touches=_ALL, note="the layers of a GPT model that have experts"),
     text("pipeline_model_parallel_layout", "split.spans", None, JOINT, touches="stages", note="stages of a GPT model"),
     *(count(name, **_at_end("split.spans")) for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")),
     *(switch(f"account_for_{end}_in_pipeline_split", **_at_end("split.spans")) for end in ("embedding", "loss")),
@@ -66,9 +66,7 @@ MODEL = (
     count("hidden_size", "model.hidden_size", REQUIRED, touches=_ALL),
     count("vocab_size", "model.vocab_size", REQUIRED, JOINT, touches=_ALL, note="padded to a multiple of --make-vocab-size-divisible-by"),
     count("make_vocab_size_divisible_by", "model.vocab_size", 128, JOINT, touches=_ALL, note="times tp; the padded size is the key"),
-    count(
-        "padded_vocab_size", "model.vocab_size", None, JOINT, touches=_ALL, note="in place of --vocab-size and its multiple; not written"
-    ),
+    count("padded_vocab_size", "model.vocab_size", None, JOINT, touches=_ALL, note="replaces --vocab-size and its multiple; not written"),
     switch("no_pad_vocab_size", "model.vocab_size", JOINT, touches=_ALL, dest="pad_vocab_size", note="the vocabulary is not padded"),
     text("tokenizer_type", "model.vocab_size", None, JOINT, touches=_ALL, note="without --vocab-size, of a tokenizer whose size is known"),
     text("tokenizer_model", "model.vocab_size", None, JOINT, touches=_ALL, note="as --tokenizer-type"),
@@ -110,7 +108,7 @@ MODEL = (
         None,
         JOINT,
         touches="parameters",
-        note="of learned positions; written as the sequence length elsewhere",
+        note="of learned positions; otherwise written as the sequence length",
     ),
     number("rotary_percent", "model.attention.rotary_dim", 1.0, JOINT, touches="buffers", note="of the head's width"),
     count("num_attention_heads", "model.attention.num_heads", REQUIRED, JOINT, touches=_ALL, note="1 without attention"),
@@ -158,7 +156,13 @@ MODEL = (
     count("dsa_indexer_topk_freq", "model.attention.indexer.layers", 1, JOINT, note="every n-th layer chooses", **_INDEXER),
     number("dsa_indexer_skip_topk_offset", "model.attention.indexer.layers", 0, JOINT, note="layers that all choose", **_INDEXER),
     number("dsa_indexer_loss_coeff", "model.attention.indexer.loss_coefficient", None, block="indexer"),
-    switch("dsa_indexer_use_sparse_loss", "model.attention.indexer", JOINT, note="of the chosen keys; others are not priced", **_INDEXER),
+    switch(
+        "dsa_indexer_use_sparse_loss",
+        "model.attention.indexer",
+        JOINT,
+        note="the loss of the chosen keys; other losses are not priced",
+        **_INDEXER,
+    ),
     Argument(
         "dsa_kernel_backend",
         Kind.WORD,
@@ -169,7 +173,7 @@ MODEL = (
         note="cudnn; others are not priced",
         **_INDEXER,
     ),
-    text("linear_attention_freq", "model.pattern", None, JOINT, touches=_ALL, note="every n-th layer attends, or one flag a layer"),
+    text("linear_attention_freq", "model.pattern", None, JOINT, touches=_ALL, note="every n-th layer has attention, or one flag per layer"),
     count("linear_num_key_heads", "model.linear_attention.num_key_heads", 16, **_DELTA),
     count("linear_num_value_heads", "model.linear_attention.num_value_heads", 32, **_DELTA),
     count("linear_key_head_dim", "model.linear_attention.key_dim", 128, **_DELTA),

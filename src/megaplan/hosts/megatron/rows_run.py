@@ -1,4 +1,4 @@
-"""Rows of the table that say how the model is run: degrees, batch, precision, optimizer, kernels and recompute.
+"""Rows of the table that describe the run: degrees, batch, precision, optimizer, kernels and recompute.
 
 Source: `megatron/training/arguments.py` and the config classes that its parser is made from, at d98e8a64.
 """
@@ -23,7 +23,7 @@ from megaplan.hosts.megatron.argument import (
 _ALL = "parameters, activations"
 _DTYPES = ("fp32", "bf16", "fp16", "fp8")
 AUTO, FSDP_DTYPES = "auto", ("fp32", "bf16", "fp16", "auto")
-_AWARE = "below fp32 of the precision-aware optimizer alone"
+_AWARE = "below fp32 only with the precision-aware optimizer"
 
 RUN = (
     count("tensor_model_parallel_size", "mesh.tp", 1, touches="all"),
@@ -37,7 +37,7 @@ RUN = (
     text("nnodes", "mesh.dp_shard", 1, JOINT, touches="all", note="of torchrun"),
     text("nproc_per_node", "mesh.dp_shard", None, JOINT, touches="all", note="of torchrun"),
     count("micro_batch_size", "batch.micro_batch_size", 1, touches="activations"),
-    count("global_batch_size", "schedule.num_microbatches", None, JOINT, touches="time", note="absent: one microbatch a data rank"),
+    count("global_batch_size", "schedule.num_microbatches", None, JOINT, touches="time", note="absent: one microbatch per data rank"),
     count("seq_length", "batch.seq_length", REQUIRED, touches="activations"),
     switch("bf16", "precision.params", JOINT, touches=_ALL, note="one of bf16 and fp16; fp32 without both"),
     switch("fp16", "precision.params", JOINT, touches=_ALL, note="one of bf16 and fp16; fp32 without both"),
@@ -118,7 +118,7 @@ STATE = (
         words_of({"adam": "adamw", "muon": "muon", "dist_muon": "muon", "lion": "adamw", "sgd": "adamw"}),
         words=("adam", "muon", "dist_muon", "lion", "sgd"),
         touches="optimizer state",
-        note="lion and sgd, with one moment, are host.optimizer",
+        note="lion and sgd, which keep one moment, are host.optimizer",
     ),
     count("muon_num_ns_steps", "optimizer.newton_schulz_steps", 5, touches="time"),
     switch("use_distributed_optimizer", "host.distributed_optimizer", touches="optimizer state"),

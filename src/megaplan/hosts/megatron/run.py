@@ -85,7 +85,7 @@ class MegatronRun:
         return found
 
     def parameters(self, letter: str) -> Parameters:
-        """The parameters of an operator or, of `MTP`, of a prediction module; not to be added to."""
+        """The parameters of an operator, or for `MTP` of a prediction module. Callers must not change the result."""
         found = self._parameters.get(letter)
         if found is None:
             at, plain = self._plain(self.ahead[0] if letter == MTP else letter)
@@ -116,7 +116,7 @@ class MegatronRun:
 
     @property
     def end(self) -> str:
-        """Letters of the last slot behind its layers."""
+        """Letters of the last slot after its layers."""
         return MTP * self.depth + LOSS
 
     @property
@@ -176,5 +176,5 @@ class MegatronStage(NamedTuple):
 
 
 def stages_of(run: MegatronRun, layout: Layout, pp_ranks: Sequence[int] | None = None) -> tuple[MegatronStage, ...]:
-    """The pipeline ranks of a layout, the last of their data ranks; `pp_ranks`: the pipeline ranks to return, None for all."""
+    """The last data rank of each pipeline rank of a layout; `pp_ranks` are the pipeline ranks to return, None for all."""
     return tuple([MegatronStage(run, run.chunks(layout, rank), rank) for rank in (range(layout.pp) if pp_ranks is None else pp_ranks)])

@@ -16,11 +16,11 @@ from megaplan.spec.models import LatentAttention, Spec
 
 Names = frozenset[str]
 GATHERED, PARTIAL, SHARE = "gathered", "partial", "share"
-"""A gathered gradient; a row-parallel linear's product, and under sequence parallelism this rank's share of the sum."""
+"""Names of storages: a gathered gradient; a row-parallel linear's product; and under sequence parallelism this rank's share of the sum."""
 INPUT_GRADIENT = (GATHERED, PARTIAL, SHARE)
 """Storages of a column-parallel linear's backward: its input gathered again, and that input's gradient before and after its reduction."""
 COMMON = ("norm.input", "norm.output", "norm.stats", "dropout.mask")
-"""Kept tensors that operators of all kinds may have."""
+"""Saved tensors that operators of all kinds may have."""
 
 
 class Setting(NamedTuple):
@@ -57,7 +57,7 @@ class Setting(NamedTuple):
 
     @property
     def copies_inputs(self) -> bool:
-        """True if a linear saves a copy of an input that another operation keeps in 16 bits: under delayed scaling alone."""
+        """True if a linear saves a copy of an input that another operation keeps in 16 bits: only under delayed scaling."""
         return self.recipe is not None and self.recipe.name == "fp8_delayed"
 
     def narrow(self, shapes: Mapping[str, tuple[int, ...]], column: Column = Column.ACTIVATIONS) -> Shapes:
@@ -69,7 +69,10 @@ class Setting(NamedTuple):
         return storages(self.dims.stat_dtype, column, shapes)
 
     def input_bytes(self, rows: int, columns: int) -> int:
-        """Bytes that a linear saves of an input that no other operation keeps: in low precision of the copy for its weight gradient."""
+        """Bytes that a linear saves of an input that no other operation keeps.
+
+        In low precision they are those of the copy for its weight gradient.
+        """
         return self.element_bytes * rows * columns if self.recipe is None else self.recipe.columnwise_bytes(rows, columns)
 
     def gradient_copies_bytes(self, rows: int, columns: int) -> int:
@@ -81,9 +84,9 @@ class Setting(NamedTuple):
         dims, latent, hidden = self.dims, letter == "*" and is_latent(self.spec), self.dims.hidden
         if letter == "E" or (latent and "layernorm" in recomputed_modules(self.spec)):
             output = self.element_bytes * self.stream_tokens * hidden  # the router saves it unchanged; projections do if it is recomputed
-        else:  # two projections of latent attention save a copy each in low precision
+        else:  # two projections of latent attention each save a copy in low precision
             output = (2 if latent and self.recipe is not None else 1) * self.input_bytes(self.stream_tokens, hidden)
-        own = 0 if letter == "-" and self.shares else 1  # an MLP parallel to attention reads attention's norm
+        own = 0 if letter == "-" and self.shares else 1  # an MLP parallel to attention reads the output of attention's norm
         return {
             **self.narrow({"norm.input": (own, *dims.residual)}),
             **of_bytes({"norm.output": own * output}),
@@ -155,7 +158,7 @@ def operator_replay(names: Names, away: Names, ops: tuple[Op, ...], *, held: Nam
         names: Tensors that it keeps without recompute and offloading.
         away: Storages that recompute makes again, or that are in the host's memory, between forward and backward.
         ops: Operations of the operator. Temporary tensors that no operation saves are counted to the operator's end.
-        held: Storages of `away` that are there until the forward has ended.
+        held: Storages of `away` that stay on the device until the forward has ended.
         again: The operator's forward, which backward repeats first.
     """
     kept = {name for op in ops for name in op.keeps}

@@ -1,4 +1,4 @@
-"""Megatron-Core in the step-time model's words."""
+"""Megatron-Core as described by the fields of the step-time model."""
 
 from collections import Counter
 from typing import get_args
@@ -66,7 +66,7 @@ def _framework(host: Host) -> str:
 
 
 def _graphs(host: Host) -> frozenset[str]:
-    """The parts that run from CUDA graphs, in the step model's words."""
+    """The parts that run from CUDA graphs, by their names in the step model."""
     if host.cuda_graphs == "iteration":
         return frozenset({"full"})
     return frozenset(host.cuda_graph_modules or get_args(GraphModule)) if host.cuda_graphs == "layers" else frozenset()
@@ -80,6 +80,6 @@ def _recomputed(spec: Spec) -> Recomputed:
     again = sum(number for letter, number in counts.items() if spec.recompute.of(letter) == "full")
     full, layers = again / len(letters), spec.host.recompute_num_layers
     if layers is not None:
-        block = spec.host.recompute_method == "block"  # the first layers of every virtual stage alone
+        block = spec.host.recompute_method == "block"  # only the first layers of every virtual stage
         full = min(1.0, layers * spec.host.block_layers * spec.mesh.num_slots / len(letters)) if block else 1.0
     return Recomputed(full, modules=frozenset(modules))

@@ -18,9 +18,11 @@ from megaplan.hosts.values import Limit
 from megaplan.spec.models import Spec
 
 SCORE_BYTES, SCRATCH_BYTES, ROWS = 2**30, 2**31, 512
-"""Most bytes of scores that are computed at once, most of the choice's scratch, and the multiple of rows that both are cut to."""
+"""Largest bytes of scores that are computed at once, largest scratch of the choice, and the multiple to which the rows of both are
+rounded.
+"""
 KERNEL_LATENT, HALF_HEADS = 512, 64
-"""Width of the values and least number of heads that FlashMLA's sparse kernels have."""
+"""Width of the values, and smallest number of heads, that FlashMLA's sparse kernels support."""
 ATTENTION_MODULES = frozenset({"core_attn", "mla_up_proj", "layernorm", "attn_norm", "qkv_linear", "attn_proj"})
 """Modules of recompute and offloading that have tensors of attention."""
 CHOICE_MATRICES = 6
@@ -34,7 +36,7 @@ def indexer_of(spec: Spec) -> Indexer | None:
 
 
 def sparse_shapes(at: Setting) -> Sized:
-    """Storages of attention to chosen keys; a layer with another's choice computes none, and keeps a copy."""
+    """Storages of attention to chosen keys; a layer that uses another layer's choice computes none, and keeps a copy."""
     attention, dims = at.spec.model.attention, at.dims
     indexer = indexer_of(at.spec)
     if indexer is None or not isinstance(attention, LatentAttention):
@@ -114,7 +116,7 @@ def choosing_period(indexer: Indexer, letters: str) -> tuple[int, int] | None:
 
     Args:
         indexer: The model's indexer.
-        letters: One a layer.
+        letters: One per layer.
     """
     places = [place for place, letter in enumerate(letters) if letter == "A"]
     shares = [place in indexer.shared_layers for place in places]
@@ -129,7 +131,7 @@ def choosing_period(indexer: Indexer, letters: str) -> tuple[int, int] | None:
 
 
 def sparse_limits(spec: Spec, letters: str) -> Iterator[Limit]:
-    """The settings that Megatron-Core's sparse attention cannot take, or is priced without."""
+    """The settings that Megatron-Core's sparse attention does not support, or with which it is not priced."""
     indexer, attention, host = indexer_of(spec), spec.model.attention, spec.host
     if indexer is None or not isinstance(attention, LatentAttention):
         return
@@ -137,9 +139,10 @@ def sparse_limits(spec: Spec, letters: str) -> Iterator[Limit]:
     modules = sorted(recomputed_modules(spec) & ATTENTION_MODULES | frozenset(host.offload_modules) & ATTENTION_MODULES)
     beyond = {
         f"host.model = {host.model}": host.model != "gpt",
-        "its layers and shared_layers, which are not the first attention layers and every n-th": choosing_period(indexer, letters) is None,
-        f"kv_lora_rank = {attention.kv_lora_rank}, but kernels have 512": attention.kv_lora_rank != KERNEL_LATENT,
-        f"{heads} heads on a rank, and kernels have 64 or a multiple of 128": heads != HALF_HEADS and heads % (2 * HALF_HEADS) > 0,
+        "its layers and shared_layers, which are not the first attention layers and every n-th one": choosing_period(indexer, letters)
+        is None,
+        f"kv_lora_rank = {attention.kv_lora_rank}, but the kernels support only 512": attention.kv_lora_rank != KERNEL_LATENT,
+        f"{heads} heads on a rank, but the kernels support 64 or a multiple of 128": heads != HALF_HEADS and heads % (2 * HALF_HEADS) > 0,
         "precision.recipe": spec.precision.recipe is not None,
         f"modules {', '.join(modules)} that are recomputed or offloaded": bool(modules),
         "host.sequence_parallel = false under tp": spec.mesh.tp > 1 and not host.sequence_parallel,

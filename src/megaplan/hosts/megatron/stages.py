@@ -145,11 +145,11 @@ def _faults(text: str, at: Location) -> Iterator[Diagnostic]:
                 return
         elif token == "*":
             if column == 1 or text[column - 2] not in f"){TOKENS}|" or not text[column : column + 1].isdigit():
-                yield diagnostic("MP912", f"{text!r}: '*' at column {column} repeats no token a number of times", at, ("t*3",))
+                yield diagnostic("MP912", f"{text!r}: '*' at column {column} is not a token times a number", at, ("t*3",))
                 return
         elif token.isdigit():
             if not re.search(r"\*\d*$", text[: column - 1]):
-                yield diagnostic("MP912", f"{text!r}: {token!r} at column {column} counts nothing", at, ("t*3",))
+                yield diagnostic("MP912", f"{text!r}: {token!r} at column {column} is a number without a token to repeat", at, ("t*3",))
                 return
         elif token not in f"{TOKENS}|, ":
             yield diagnostic("MP912", f"{text!r}: {token!r} at column {column}; the tokens are E, t, m, L and '|'", at, ("Et*3|t*3L",))

@@ -115,15 +115,18 @@ def adam_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
     if host.optimizer != "adam":
         yield from _one_moment_problems(spec)
     if aware and spec.optimizer.matrix == "muon":
-        detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: it is Adam only"
+        detail = "host.precision_aware_optimizer = true, optimizer.matrix = muon: the option is for Adam only"
         yield "host.precision_aware_optimizer", detail, "optimizer: {matrix: adamw}"
     if aware and not host.distributed_optimizer:
-        detail = "host.precision_aware_optimizer = true, host.distributed_optimizer = false: Megatron has it with the distributed one alone"
+        detail = (
+            "host.precision_aware_optimizer = true, host.distributed_optimizer = false: Megatron supports it only with the "
+            "distributed optimizer"
+        )
         yield "host.precision_aware_optimizer", detail, "distributed_optimizer: true"
     if host.layer_wise_layout:
         yield from _layout_problems(spec)
     if host.optimizer_offload is not None and spec.optimizer.matrix == "muon":
-        detail = f"host.optimizer_offload = {host.optimizer_offload:g}, optimizer.matrix = muon: of Adam alone"
+        detail = f"host.optimizer_offload = {host.optimizer_offload:g}, optimizer.matrix = muon: Megatron supports it only with Adam"
         yield "host.optimizer_offload", detail, "optimizer_offload: null"
     recipe, given = precision.recipe, host.optimizer_recipe
     if given is not None and recipe is not None and recipe.name != "nvfp4" and given != MEGATRON_RECIPES.get(recipe.name):
@@ -136,9 +139,12 @@ def _layout_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
     """Settings without a buffer layout that keeps Muon's matrices unsharded."""
     recipe, moe = spec.precision.recipe, spec.model.moe
     for given, said in (
-        (spec.optimizer.matrix != "muon", f"optimizer.matrix = {spec.optimizer.matrix}: the layout is of Muon's matrices"),
+        (spec.optimizer.matrix != "muon", f"optimizer.matrix = {spec.optimizer.matrix}: the layout applies only to Muon's matrices"),
         (not spec.host.distributed_optimizer, "host.distributed_optimizer = false: there are no shards"),
-        (spec.mesh.dp_replicate > 1, f"mesh.dp_replicate = {spec.mesh.dp_replicate}: Megatron has it with one optimizer instance"),
+        (
+            spec.mesh.dp_replicate > 1,
+            f"mesh.dp_replicate = {spec.mesh.dp_replicate}: Megatron supports it only with one optimizer instance",
+        ),
         (moe is not None and moe.bias, "model.moe.bias = true: Megatron has no optimizer for experts' biases there"),
         (recipe is not None and recipe.param_gather, "precision.recipe.param_gather = true: buffers of 8-bit weights are not priced there"),
     ):
@@ -154,7 +160,7 @@ def _one_moment_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
         (spec.host.optimizer_offload is not None, "host.optimizer_offload", "optimizer_offload: null"),
     ):
         if given:
-            yield "host.optimizer", f"host.optimizer = {spec.host.optimizer}, {key}: Megatron has it with adam alone", fix
+            yield "host.optimizer", f"host.optimizer = {spec.host.optimizer}, {key}: Megatron supports it only with adam", fix
 
 
 def _gathered_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
@@ -163,7 +169,10 @@ def _gathered_problems(spec: Spec) -> Iterator[tuple[str, str, str]]:
     if recipe is None or not recipe.param_gather:
         return
     if not host.distributed_optimizer:
-        detail = "precision.recipe.param_gather = true, host.distributed_optimizer = false: Megatron gathers weights of the distributed one"
+        detail = (
+            "precision.recipe.param_gather = true, host.distributed_optimizer = false: Megatron gathers such weights only with "
+            "the distributed optimizer"
+        )
         yield "precision.recipe.param_gather", detail, "distributed_optimizer: true"
     elif adam_holds_masters(spec) and (recipe.name == "nvfp4" or optimizer_recipe(spec) != "delayed"):
         why = f"precision.recipe = {{name: {recipe.name}, param_gather: true}} with masters that Adam's kernel holds"

@@ -152,9 +152,9 @@ def gathered_bytes(stage: MegatronStage, found: Parameters) -> Gathered:
     inside, first, stored = sum(unit.elements for unit in units), units[0], stage.run.at.element_bytes
     elements = found.elements(experts=False) + found.elements(experts=True)
     root, size = elements - inside, host.fsdp_unit_elements or FSDP_UNIT_ELEMENTS
-    transposes = recipe is not None and recipe.transposes  # made for a layer's backward, and dropped unless they are kept
+    transposes = recipe is not None and recipe.transposes  # made for a layer's backward, and freed unless they are kept
     kept, transposed = (inside, 0) if transposes and host.fsdp_keeps_transposes else (0, first.elements * transposes)
-    if host.fsdp_double_buffer or host.fsdp_max_pool:  # the latter turns the former on
+    if host.fsdp_double_buffer or host.fsdp_max_pool:  # the latter option enables the former
         always, passing = _double_buffered(host, units, root, gradient_bytes)
         return Gathered(stored * root + kept + always, stored * root + kept + always + passing + transposed)
     waiting = min(max(size, 2 * inside // len(units)) + first.elements, elements)

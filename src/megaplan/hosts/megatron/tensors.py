@@ -25,7 +25,7 @@ class Rule(Enum):
     EXPERT_MATRIX = "expert matrix"
     EXPERT_OTHER = "expert other"
 
-    __hash__ = object.__hash__  # Enum hashes the name, in Python
+    __hash__ = object.__hash__  # Enum computes the hash of a member's name in Python
 
     @property
     def is_expert(self) -> bool:
@@ -138,7 +138,7 @@ def _add(found: Parameters, at: Setting, name: str, module: _Module) -> None:
     tensor, shape = module.weights[0]
     rows, columns = sum([each[-2] if len(each) > 1 else each[0] for _, each in module.weights]), shape[-1]
     sharded, matrix = tensor.owner is Owner.TENSOR_PARALLEL, tensor.group is Group.MATRIX
-    if name == "proj":  # a prediction module's, which Megatron-Core shards
+    if name == "proj":  # the embedding of a prediction module, which Megatron-Core shards
         rows, sharded = rows // at.dims.tp, True
     low = (rows, columns) if at.recipe is not None and (matrix or name == "in_proj") else None
     if matrix:

@@ -1,4 +1,4 @@
-"""Rules of host torchtitan: settings that it does not run, or runs with tensors that its ledger here does not list.
+"""Rules of host torchtitan: settings that torchtitan does not support, or supports with tensors that the ledger does not list.
 
 Source: torchtitan/models/llama3, qwen3, distributed/fsdp.py and config/configs.py of pytorch/torchtitan at b5bcd76c.
 """
@@ -19,7 +19,7 @@ from megaplan.spec.settings import VALUES_ALONE, given_options
 RECIPES = {"fp8_current": "tensorwise", "fp8_rowwise": "rowwise"}
 """torchao's name of each recipe that is priced."""
 OTHER_HOST = "host: {name: megarun}"
-"""Fix for a degree or recipe that only megarun has: the host, so that the job does not change."""
+"""Fix for a degree or recipe that only megarun supports: another host, which leaves the job unchanged."""
 NAMES = {"params": "mixed_precision_param", "reduce": "mixed_precision_reduce", "master": "dtype"}
 """torchtitan's keys of the dtypes that a job states."""
 
@@ -53,7 +53,7 @@ def _model(spec: Spec) -> Iterator[Limit]:
     for option in given_options(model):
         if option.key in VALUES_ALONE:
             continue
-        detail = f"{option.key} = {option.shown}: no model of torchtitan that is priced has it"
+        detail = f"{option.key} = {option.shown}: no priced model of torchtitan has it"
         yield Limit(option.key, detail, f"{option.key.rpartition('.')[2]}: {option.neutral}")
     for name in type(model.features).model_fields:
         if getattr(model.features, name) is not None:
@@ -65,7 +65,7 @@ def _model(spec: Spec) -> Iterator[Limit]:
             detail = f"model.attention.window_size = {section.window_size}: torchtitan masks it with flex attention, which is not priced"
             yield Limit("model.attention.window_size", detail, "window_size: null")
         elif family.letter == "A" and section.bias:
-            yield Limit("model.attention.bias", "model.attention.bias = true: no model of torchtitan that is priced has it", "bias: false")
+            yield Limit("model.attention.bias", "model.attention.bias = true: no priced model of torchtitan has it", "bias: false")
         elif family.letter == "D" and section.activation != "swiglu":
             detail = f"model.mlp.activation = {section.activation}: torchtitan's dense MLP is swiglu"
             yield Limit("model.mlp.activation", detail, "activation: swiglu")
@@ -87,11 +87,15 @@ def _experts(moe: MixtureOfExperts) -> Iterator[Limit]:
     if moe.capacity_factor is not None:
         yield Limit("model.moe.capacity_factor", "model.moe.capacity_factor is given, and torchtitan drops no row", "capacity_factor: null")
     if not isinstance(moe.routing_skew, float):
-        yield Limit("model.moe.routing_skew", "model.moe.routing_skew by layer: torchtitan's blocks have one", "routing_skew: 1.0")
+        yield Limit(
+            "model.moe.routing_skew",
+            "model.moe.routing_skew is given per layer, but torchtitan's blocks have one for all",
+            "routing_skew: 1.0",
+        )
 
 
 def _unsharded(spec: Spec, letters: str) -> Iterator[Limit]:
-    """Degrees with which experts or latent attention run otherwise than is priced."""
+    """Degrees with which experts or latent attention run in a way that is not priced."""
     what = "experts" if "E" in letters else "latent attention" if isinstance(spec.model.attention, LatentAttention) else None
     if what is None:
         return
@@ -121,7 +125,9 @@ def _mesh(spec: Spec) -> Iterator[Limit]:
         yield Limit("mesh.vocab_parallel", detail, "vocab_parallel: true")
     heads = spec.model.attention.num_kv_heads if isinstance(spec.model.attention, GroupedQueryAttention) else mesh.tp
     if heads % mesh.tp:
-        detail = f"mesh.tp = {mesh.tp}, model.attention.num_kv_heads = {heads}: torchtitan cuts key heads over tp, and replicates none"
+        detail = (
+            f"mesh.tp = {mesh.tp}, model.attention.num_kv_heads = {heads}: torchtitan shards key heads over tp, but does not replicate them"
+        )
         yield Limit("mesh.tp", detail, f"tp: {heads}")
     if mesh.dp_shard * mesh.cp == 1 and mesh.dp_replicate > 1:
         detail = f"mesh.dp_replicate = {mesh.dp_replicate}, dp_shard · cp = 1: its replicate() buckets are not priced"
@@ -140,7 +146,10 @@ def _precision(spec: Spec) -> Iterator[Limit]:
             )
             yield Limit(f"precision.{role}", detail, f"{role}: {precision.master}")
     for letter, dtype in precision.families.items():
-        yield Limit(f"precision.families.{letter}", f"precision.families.{letter} = {dtype}: FSDP2's policy is one for the model")
+        yield Limit(
+            f"precision.families.{letter}",
+            f"precision.families.{letter} = {dtype}: FSDP2 has one mixed-precision policy for the whole model",
+        )
     if recipe is None:
         return
     beyond = {
@@ -153,14 +162,15 @@ def _precision(spec: Spec) -> Iterator[Limit]:
     }
     if found := [said for said, is_beyond in beyond.items() if is_beyond]:
         detail = (
-            f"precision.recipe: {', '.join(found)}; priced are float8 linears of all blocks, tensorwise or rowwise, and gathers tensorwise"
+            f"precision.recipe: {', '.join(found)}; only float8 linears of all blocks, tensorwise or rowwise, and tensorwise "
+            "gathers are priced"
         )
         yield Limit("precision.recipe", detail, "recipe: {name: fp8_current, param_gather: true}")
 
 
 def _policies(spec: Spec) -> Iterator[Limit]:
     if spec.optimizer.matrix != "adamw":
-        detail = f"optimizer.matrix = {spec.optimizer.matrix}: torchtitan's fused AdamW is priced"
+        detail = f"optimizer.matrix = {spec.optimizer.matrix}: only torchtitan's fused AdamW is priced"
         yield Limit("optimizer.matrix", detail, "matrix: adamw")
     if spec.recompute.blocks:
         given = ", ".join(f"{letter}: {policy}" for letter, policy in spec.recompute.blocks.items())

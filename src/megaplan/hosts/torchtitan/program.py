@@ -1,10 +1,11 @@
 """A transformer block as torchtitan runs it: operations, the tensors that a checkpoint saves, and their storages.
 
-Eager, silu and the following product keep three tensors, and rotary embeddings go through fp32; compiled, both are one kernel and cheap
-operations run again in backward. Under TP a separate operation gathers the normed input, and the linears keep the gathered tensor.
-Selective checkpointing saves attention, reduce-scatters and every other product, counted from the block's first, and runs everything else
-again; in eager mode the saved tensors are kept even if backward does not read them. With `host.checkpoints: halves` attention and MLP are
-separate checkpoints, each with its own count: eager attention runs again as a whole, and what is between the halves is kept.
+In eager mode, silu and the following product keep three tensors, and rotary embeddings are computed in fp32. Compiled, both are one kernel,
+and cheap operations are recomputed in backward. Under TP a separate operation gathers the normed input, and the linears keep the gathered
+tensor. Selective checkpointing saves attention, reduce-scatters and every other product, counted from the block's first, and runs
+everything else again; in eager mode the saved tensors are kept even if backward does not read them. With `host.checkpoints: halves`
+attention and MLP are separate checkpoints, each with its own count: eager attention is recomputed as a whole, and the tensors between the
+halves are kept.
 
 Source: torchtitan/models/llama3/model.py, models/common/{attention,feed_forward,rope}.py, distributed/activation_checkpoint.py;
 `_apply_op_sac_to_transformer_block_with_flex` of the last at 0cfbd0b3 (October 2025) for the halves.
@@ -52,7 +53,8 @@ class BlockKey(NamedTuple):
         casts_weights: Weights of linears are cast on every use, because they are gathered in 16 bits.
         latent: Latent attention: True if its queries have a latent, too; None for grouped queries.
         experts: Properties of the experts in place of a dense MLP; None without.
-        halves: A selective checkpoint is one of attention and one of MLP or experts; a compiled dense block is one all the same.
+        halves: Selective recompute has two checkpoints, one of attention and one of MLP or experts; a compiled dense block still has a
+            single one.
     """
 
     qk_norm: bool
@@ -81,9 +83,9 @@ def block_replay(key: BlockKey, policy: RecomputePolicy) -> Replay:
 
 
 def _selective(key: BlockKey, ops: tuple[Op, ...]) -> Replay:
-    """The replay of a block whose checkpoint, or each of two, saves some of its operations."""
+    """The replay of a block whose checkpoint, or each of its two checkpoints, saves some of its operations."""
     parts = _halves(ops) if key.halves and (key.experts is not None or not key.compiled) else (ops,)
-    selective = parts[-1:] if not key.compiled else parts  # eager attention in its own checkpoint runs again as a whole
+    selective = parts[-1:] if not key.compiled else parts  # eager attention with its own checkpoint is recomputed as a whole
     saved = frozenset(name for part in selective for name in saved_operations(part, keeps_choices=not key.halves))
     if not key.compiled:
         ops = tuple(op._replace(keeps=(*op.keeps, *op.makes[:1])) if op.name in saved else op for op in ops)
@@ -101,7 +103,9 @@ def _halves(ops: tuple[Op, ...]) -> tuple[tuple[Op, ...], ...]:
 
 
 def saved_operations(ops: tuple[Op, ...], *, keeps_choices: bool = True) -> frozenset[str]:
-    """Operations saved by selective checkpointing: attention, reduce-scatters, exchanges, choices, every other product from the first.
+    """Operations whose outputs selective checkpointing saves.
+
+    They are attention, reduce-scatters, exchanges, routing choices, and every second product, beginning with the first.
 
     Args:
         ops: Operations of one checkpoint.

@@ -100,7 +100,10 @@ class MaxTextConfig(ProgramConfig):
     def _say_base(self) -> None:
         """Says that a script which names base.yml alone has the model of that file, and refuses other inputs without a model."""
         if self._starts_base and not self._others:
-            self.say(f"no model_name and no sizes: the model is the default of {BASE}, with {OF_MODEL['base_num_decoder_layers']} layers")
+            self.say(
+                f"neither model_name nor sizes are given: the model is the default of {BASE}, with "
+                f"{OF_MODEL['base_num_decoder_layers']} layers"
+            )
             return
         detail = f"neither model_name nor a size of a model; {len(models())} models are known by name"
         if self._others:
@@ -128,7 +131,7 @@ class MaxTextConfig(ProgramConfig):
             hints = [*near, f"megaplan import maxtext {self.name} configs/models/{name}.yml"]
             self._errors.append(diagnostic("MP916", detail, Location(self.name, key="model_name"), hints))
             raise self.refusal()
-        if self._whole:  # base.yml has defaults of the model's keys, which its file replaces
+        if self._whole:  # base.yml has defaults for the model's keys, which the model's own file replaces
             self._given = {key: value for key, value in self._given.items() if key not in found or value != DEFAULTS.get(key)}
         return dict(found)
 
@@ -177,7 +180,7 @@ class MaxTextConfig(ProgramConfig):
                 continue
             if key in OF_TRAINING:
                 del self._given[key]
-                self.say(f"{key} = {value}, which the script does not set, is read as absent")
+                self.say(f"{key} = {value} is a variable that the script does not set, and is read as absent")
             elif key != "run_name":
                 detail = f"{key} = {value}: the script does not set the variable"
                 hint = f"megaplan import maxtext {self.name} {key}=…"
@@ -211,7 +214,7 @@ class MaxTextConfig(ProgramConfig):
                 else:
                     unknown.append(key)
         if unknown:
-            self.say(f"not read, for it changes no tensor that is priced: {', '.join(unknown)}")
+            self.say(f"not read, because it changes no priced tensor: {', '.join(unknown)}")
 
     def value(self, key: str) -> Any:
         """The value of a key, or MaxText's default."""

@@ -66,7 +66,7 @@ def section_of(given: Given) -> dict[str, Any]:
     if len(given["mlp_activations"]) == 1:
         for part in {"mlp", "moe"} & found.keys():
             found[part] |= {"activation": given["mlp_activations"][0]}
-    found.get("attention", {}).pop("latent_norm_eps", None)  # its norms have the epsilon of all others
+    found.get("attention", {}).pop("latent_norm_eps", None)  # its norms have the same epsilon as all others
     if "moe" in found:
         capacity, balance = given["capacity_factor"], given["load_balance_loss_weight"]
         found["moe"] |= {"capacity_factor": float(capacity)} if capacity > 0 else {}

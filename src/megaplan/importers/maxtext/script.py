@@ -85,7 +85,7 @@ def training_words(text: str, name: str, depth: int = MOST_SCRIPTS) -> tuple[dic
             return found, inside, "; ".join(filter(None, (f"it starts {display_name(started[1])}, which is read", said)))
         return dict(words(whole)), False, ""
     read = max(reversed(commands), key=lambda each: (not any("$" in str(value) for value in each.values()), len(each)))
-    others = f"{len(commands)} commands train; the one with the most arguments is read, of equal ones the last" if len(commands) > 1 else ""
+    others = f"{len(commands)} commands train; the one with the most arguments is read, or the last of several" if len(commands) > 1 else ""
     return read, True, others
 
 

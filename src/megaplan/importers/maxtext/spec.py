@@ -96,7 +96,7 @@ def _document(config: MaxTextConfig, slices: Slices) -> dict[str, Any]:
     _check_slices(config, both, across, slices.count)
     size = slices.size * slices.count
     if prod(both.values()) != size:
-        config.refuse("ici_fsdp_parallelism", f"the degrees make {prod(both.values())} devices, and there are {size}")
+        config.refuse("ici_fsdp_parallelism", f"the degrees make {prod(both.values())} devices, but there are {size}")
     routed = "moe" in model
     mesh = {
         "pp": both["pipeline"],
@@ -207,7 +207,7 @@ def _batch(config: MaxTextConfig, mesh: dict[str, int]) -> tuple[int, dict[str, 
         schedule = {"kind": "interleaved_1f1b" if mesh["vpp"] > 1 else "gpipe", "num_microbatches": count, "steps_per_update": updates}
     micro = rows / count
     if micro.denominator != 1 or micro < 1:
-        config.refuse("per_device_batch_size", f"it makes {float(micro):g} sequences of a microbatch on a data rank")
+        config.refuse("per_device_batch_size", f"it gives {float(micro):g} sequences per microbatch on a data rank")
         return 1, schedule
     return int(micro), schedule
 
@@ -236,7 +236,7 @@ def _policies(config: MaxTextConfig, both: dict[str, int]) -> dict[str, Any]:
     host |= {"optimizer_offload": 1.0} if config.switch("optimizer_memory_host_offload") else {}
     host["attention_backend"] = config.choice("attention", ATTENTION)
     if host["attention_backend"] == "unfused":
-        config.refuse("attention", "the probabilities that it keeps are not priced", "attention=autoselected")
+        config.refuse("attention", "the attention probabilities that it saves are not priced", "attention=autoselected")
     precision = {"params": dtype, "master": master, "grads": config.choice("grad_dtype", DTYPES), "moments": opt, "reduce": dtype}
     return {
         "precision": precision | ({"recipe": low} if isinstance(low, dict) else {}),

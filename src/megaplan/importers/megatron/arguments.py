@@ -77,7 +77,7 @@ class Arguments:
         for key, said, uncertain in (*renamed(self.values, self._read, ARGUMENTS), *translate_forks(self.values)):
             (self.guess if uncertain else self.note)(key, said)
         if self.values.get("checkpoint_activations") and self.values.get("recompute_method") is None:
-            self.values["recompute_method"] = "uniform"  # the only method of the releases that had this switch
+            self.values["recompute_method"] = "uniform"  # the only method in releases that have this switch
         for older, (name, value) in OLDER.items():
             if self.values.get(older) and self.values.get(name) is None:
                 self.values[name] = value
@@ -224,7 +224,7 @@ class Arguments:
     def wrong(self, key: str, found: Any, wanted: str) -> None:
         """Reports a value of another type."""
         shown = "has no value" if found is True and ARGUMENTS[key].kind is not Kind.SWITCH else _shown(found)
-        self._refuse(key, diagnostic("MP916", f"{flag(key)} {shown}, and it is {wanted}", self.at(key)))
+        self._refuse(key, diagnostic("MP916", f"{flag(key)} {shown}, but it must be {wanted}", self.at(key)))
 
     def cannot(self, key: str, why: str, instead: Any = None, *otherwise: str) -> None:
         """Reports a value that has no counterpart in a spec; `otherwise` are the hints where there is no value instead."""
@@ -265,7 +265,7 @@ class Arguments:
         whose = "" if model is None else f": its model comes from {flag(model)} {_shown(self.values[model])}"
         program = f" of {self.program.rpartition('/')[2]}" if self.program else ""
         said = (
-            f"no {', '.join(map(flag, ('num_layers', *needed)))}: the launch{program} is of another front end than Megatron-LM's own{whose}"
+            f"no {', '.join(map(flag, ('num_layers', *needed)))}: the launch{program} uses another front end than Megatron-LM's own{whose}"
         )
         hint = command("\n".join(f"{key}={value}" for key, value in self.values.items())) if model else "megaplan import hf CONFIG.json"
         hint = f"megaplan import torchtitan {self.name}" if "torchtitan" in self.program else hint
@@ -289,7 +289,7 @@ class Arguments:
         """
         if self._missing:
             self._errors.insert(0, self._lacking())
-        whole = not self._errors  # reading that stopped early leaves arguments that another launch would have read
+        whole = not self._errors  # if reading stopped early, some arguments remain that would otherwise have been read
         unknown: list[str] = []
         for key in (key for key in self.values if not self._is_settled(key)):
             value = self.values[key]
@@ -330,7 +330,7 @@ class Arguments:
         if key in MEANT:
             hints = [f"{MEANT[key]} {_shown(value)}".replace(" True", "")]
         elif names_a_tensor(key, value):
-            said = f"{said}: unknown, and its name says that it decides the size of a tensor"
+            said = f"{said}: unknown, and its name suggests that it decides the size of a tensor"
         return diagnostic("MP913", said, self.at(key), hints)
 
     def _lacking(self) -> Diagnostic:

@@ -99,7 +99,7 @@ def refuse_override(document: Mapping[str, Any], name: str, locate: Callable[[st
     lacking = [names[0] for names in _SIZES if all(model.get(name) is None for name in names)]
     resolved = _TARGET in (document.get("model") or {}) or isinstance(document.get("mixed_precision"), dict | str)
     if not lacking and not resolved and all(model.get(key) is None for key in _DTYPES):
-        lacking = ["bf16"]  # which a resolved configuration has in one of its sections
+        lacking = ["bf16"]  # a resolved configuration has this key in one of its sections
     if lacking:
         named = ", ".join(f"model.{key}" for key in lacking)
         detail = f"{name} has no {named}: it overrides a recipe of Megatron-Bridge or NeMo, which states the model"
@@ -150,7 +150,7 @@ def _lengths(document: Mapping[str, Any], locate: Callable[[str], Location]) -> 
     said = f"dataset.{key} = {dataset[key]}, model.seq_length = {model['seq_length']}"
     place = locate(f"dataset.{key}")
     if str(dataset.get("_target_", "")).endswith("Provider"):
-        return ((place.line or 0, f"{said}: sequences have the model's length"),)
+        return ((place.line or 0, f"{said}: sequences are planned with the model's length"),)
     hints = (f"dataset.{key}: {model['seq_length']}", f"model.seq_length: {dataset[key]}")
     raise MegaplanError([diagnostic("MP916", f"{said}, and Megatron-Bridge refuses lengths that differ", place, hints)])
 

@@ -112,7 +112,7 @@ def _configured(values: dict[str, Any]) -> Iterator[Translated]:
     if config is None:
         return
     if not isinstance(config, dict):
-        said = f"{flag(CONFIG)} {readable(str(config))} is not here, or no JSON: ZeRO's stage, offload and dtypes of it are not read"
+        said = f"{flag(CONFIG)} {readable(str(config))} does not exist here or is not JSON: its ZeRO stage, offload and dtypes are not read"
         yield Translated("deepspeed", said, uncertain=True)
         return
     yield from _dtypes(values, config)
@@ -179,7 +179,7 @@ def _dtypes(values: dict[str, Any], config: Mapping[str, Any]) -> Iterator[Trans
 def _offloaded(values: dict[str, Any], what: str) -> Translated:
     """The optimizer's state and its step in host memory; on the device where parameters are sharded, too."""
     if values.get("zero_stage") == 3 or values.get("use_megatron_fsdp"):
-        said = f"{what}: with ZeRO's stage 3 the optimizer's state is counted on the device, and is in host memory there"
+        said = f"{what}: with ZeRO's stage 3 the optimizer's state is in host memory in the original, but is counted on the device"
         return Translated("optimizer_cpu_offload", said, uncertain=True)
     values |= {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0, "use_precision_aware_optimizer": True}
     return Translated("optimizer_cpu_offload", f"{what} is planned as --optimizer-cpu-offload, {_SHARDS}", uncertain=True)
@@ -206,7 +206,7 @@ def _sharded(values: dict[str, Any]) -> list[Translated]:
         said = f"ZeRO's stage 3 is planned as Megatron-FSDP, {_SHARDS}"
         return [Translated("use_megatron_fsdp", said, uncertain=True)]
     said = f"--zero-stage {stage} of DeepSpeed is read as --use-distributed-optimizer, {_SHARDS}"
-    said += "; gradients are sharded there, and counted whole" if stage == 2 else ""
+    said += "; gradients are sharded in the original, but counted unsharded" if stage == 2 else ""
     return [Translated("use_distributed_optimizer", said, uncertain=True)]
 
 
@@ -235,8 +235,8 @@ def _experts(values: dict[str, Any]) -> list[Translated]:
     values.setdefault("moe_router_topk", choices)
     layers = values.get("num_layers")
     if not (isinstance(interval, int) and isinstance(layers, int) and interval > 0 and layers > 0):
-        values["expert_interval"] = interval  # named among the arguments that are not known
+        values["expert_interval"] = interval  # listed among the arguments that are not known
         return []
     values.setdefault("moe_layer_freq", [int(layer % interval == 0) for layer in range(1, layers + 1)])
-    said = f"of DeepSpeed: in every layer whose number divides by {interval}, with {choices} for each token"
+    said = f"of DeepSpeed: in every layer whose number is divisible by {interval}, with {choices} for each token"
     return [Translated("num_experts", f"--num-experts {values['num_experts']} {said}")]

@@ -103,9 +103,7 @@ class _Script:
         if counts := self._of_cluster(given.values):
             self._environment = {**self._environment, **counts}
             again, wrong = self.read(number)
-            notes = [
-                (0, f"{name} is set by the cluster alone, and read as {size}; --env {name}=… states it") for name, size in counts.items()
-            ]
+            notes = [(0, f"only the cluster sets {name}; it is read as {size}; --env {name}=… sets it") for name, size in counts.items()]
             return replace(again, left_out=(*again.left_out, *notes)), wrong
         notes, errors = _assumed(shell, lacking), list[Diagnostic]()
         for place, condition in enumerate(shell.undecided[:MOST_CONDITIONS]):
@@ -116,7 +114,10 @@ class _Script:
                 said = f"{condition.text} is not known; the reading assumes that it {outcome}; it decides {', '.join(map(flag, keys))}"
                 notes.append((condition.line, said))
             elif keys:
-                said = f"{self._name} decides {', '.join(map(flag, list(keys)[:8]))} by {condition.text!r}, which only running it answers"
+                said = (
+                    f"{self._name} decides {', '.join(map(flag, list(keys)[:8]))} by {condition.text!r}, which is known only when "
+                    "the script runs"
+                )
                 errors.append(diagnostic("MP922", said, Location(self._name, condition.line)))
         return replace(given, left_out=(*given.left_out, *notes)), errors
 
@@ -157,7 +158,7 @@ def _assumed(shell: Shell, lacking: Collection[str]) -> list[tuple[int, str]]:
     """Notes on the machine and on assumed variables and arguments."""
     gpus = f"the script asks for the GPUs of its machine, taken to be {NODE}, one node; --gpus N states those of the job"
     given = f"the script ends without {', '.join(lacking)}; the reading assumes that they are given"
-    elsewhere = [(0, f"{name} is of another machine; {path} is read in its place") for name, path in shell.elsewhere.items()]
+    elsewhere = [(0, f"{name} is a path on another machine; {path} is read instead") for name, path in shell.elsewhere.items()]
     return [*((0, said) for said, holds in ((gpus, shell.lists_gpus), (given, lacking)) if holds), *elsewhere]
 
 

@@ -166,7 +166,7 @@ def with_own_defaults(launch: Arguments) -> Arguments:
     nodes, gpus, tokens = (given.get(key) for key in ("actor_num_nodes", "actor_num_gpus_per_node", "max_tokens_per_gpu"))
     if isinstance(nodes, int) and isinstance(gpus, int):
         own["world_size"] = nodes * gpus
-    if given.get("use_dynamic_batch_size") and isinstance(tokens, int):  # rows of a microbatch are packed up to this
+    if given.get("use_dynamic_batch_size") and isinstance(tokens, int):  # the rows of a microbatch are packed up to this length
         own["seq_length"] = own["max_position_embeddings"] = tokens * (launch.optional("context_parallel_size") or 1)
     counts = [given.get(key, 1) for key in ("rollout_batch_size", "n_samples_per_prompt", "num_steps_per_rollout")]
     rows, samples, updates = (count if isinstance(count, int) else 0 for count in counts)

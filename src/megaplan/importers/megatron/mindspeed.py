@@ -98,7 +98,7 @@ def _experts(values: dict[str, Any]) -> list[Translated]:
     first, period, layers = (values.get(key) for key in ("first_k_dense_replace", "moe_layer_freq", "num_layers"))
     period = abs(period) if isinstance(period, int) and not isinstance(period, bool) else 0
     if period:
-        values["moe_layer_freq"] = period  # the remainder of a layer's number is 0 for either sign
+        values["moe_layer_freq"] = period  # the remainder of a layer number is 0 for either sign
     if isinstance(first, int) and isinstance(layers, int) and 0 < layers <= MAX_LAYERS:
         del values["first_k_dense_replace"]
         if first and period:

@@ -52,7 +52,7 @@ def refuse_other_program(launch: Arguments) -> None:
     _refuse_schedules(launch)
     _refuse_parts(launch)
     modules = foreign_modules(launch.values.get("spec"))
-    if modules.startswith("mindspeed"):  # whose arguments state the model, as Megatron-LM's do
+    if modules.startswith("mindspeed"):  # MindSpeed's arguments state the model, like those of Megatron-LM
         launch.guess("spec", f"--spec {modules} builds the layers; they are planned as those of Megatron-LM")
     elif modules:
         launch.cannot("spec", f"{modules.split()[0].partition('.')[0]} has the code that builds the layers", None, "--ignore spec")

@@ -248,7 +248,7 @@ def read_host(launch: Arguments, stack: LaunchLayers, muon: bool) -> tuple[dict[
     if "E" in stack.letters or "E" in stack.ahead:
         found["moe_load_balancing"] = load_balancing(launch)[0]
     found |= _graphs(launch) | _offload(launch) | _stash(launch)
-    if launch.value("optimizer") == "dist_muon":  # the name says that its state is sharded over data ranks
+    if launch.value("optimizer") == "dist_muon":  # the name shows that its state is sharded over data ranks
         found["distributed_optimizer"] = True
     launch.value("moe_flex_dispatcher_backend")
     found["moe_flex_backend"] = launch.word("moe_flex_dispatcher_backend") if found["moe_dispatcher"] == "flex" else "deepep"
@@ -370,7 +370,7 @@ def _recompute(launch: Arguments, host: dict[str, Any], letters: str) -> dict[st
         _full_recompute(launch, host, method, layers)
     elif granularity == "selective":
         named = _modules(launch, modules)
-        core = "core_attn" in named and "A" in letters  # without an A layer no block has that policy
+        core = "core_attn" in named and "A" in letters  # without an A layer, no block can have that policy
         others = [module for module in dict.fromkeys(named) if module in PRICED_MODULES and not (core and module == "core_attn")]
         if others:
             host["recompute_modules"] = others

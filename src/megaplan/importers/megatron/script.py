@@ -87,4 +87,4 @@ def _program(words: Sequence[str]) -> tuple[int, int]:
 def _is_switch(key: str) -> bool:
     if key in ARGUMENTS:
         return ARGUMENTS[key].kind is Kind.SWITCH
-    return key not in IGNORED and not key.startswith(IGNORED_PREFIXES)  # else paths and the like, which are not read
+    return key not in IGNORED and not key.startswith(IGNORED_PREFIXES)  # other arguments are paths and the like, which are not read

@@ -163,7 +163,7 @@ class JobConfig(ProgramConfig):
     def names(self, key: str) -> list[str]:
         """A list of texts."""
         found = self.value(key)
-        if isinstance(found, str):  # as in 2025, when a text could replace a list
+        if isinstance(found, str):  # as in 2025, when a string could replace a list
             return [name.strip() for name in found.split(",") if name.strip()]
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             self.wrong(key, "a list of texts")

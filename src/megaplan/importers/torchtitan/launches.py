@@ -120,8 +120,8 @@ def _job_file(values: Mapping[str, Any], name: str) -> str:
         return found
     detail = f"{name} starts no job" if stated is None else f"{name} reads {stated}, which is not here"
     own = [f"--{key} {shlex.quote(str(value))}" for key, value in values.items() if key not in (FILE, MODULE)]
-    file = Path(str(stated or "JOB.toml")).name
-    hint = shlex.join(["megaplan", "import", "torchtitan", file]) + (f" -- {' '.join(own)}" if own else "")
+    named = Path(str(stated or "JOB.toml")).name
+    hint = shlex.join(["megaplan", "import", "torchtitan", named]) + (f" -- {' '.join(own)}" if own else "")
     raise MegaplanError([diagnostic("MP916", detail, Location(name), (f"{hint}   # with the path of that file here",))])
 
 
@@ -140,7 +140,9 @@ def _typed(values: Mapping[str, Any], name: str) -> dict[str, Any]:
             raise MegaplanError([diagnostic("MP916", detail, Location(name, key=key), (hint,))])
         if value is True and key in (FILE, MODULE, FUNCTION):
             hint = f"megaplan import torchtitan JOB.toml   # with the file of --{key}"
-            raise MegaplanError([diagnostic("MP916", f"--{key} has no value: its variable is set nowhere", Location(name, key=key), (hint,))])
+            raise MegaplanError(
+                [diagnostic("MP916", f"--{key} has no value: its variable is set nowhere", Location(name, key=key), (hint,))]
+            )
         off = f"{section}{dot}{switch.removeprefix('no_')}"
         if value is True and off != key and _is_key(off):
             found[off] = False

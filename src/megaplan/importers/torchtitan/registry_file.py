@@ -150,7 +150,7 @@ class Reader:
             owner = self.value(target.value, scope)
             if isinstance(owner, Made):
                 owner.given[target.attr] = value
-            else:  # a field of something that is not known: all that it belongs to is not known either
+            else:  # a field of an unknown object: everything that contains it is unknown, too
                 root = target.value
                 while isinstance(root, ast.Attribute):
                     holder = self.value(root.value, scope)

@@ -190,7 +190,7 @@ def _flavor(config: JobConfig) -> Flavor:
         config.refuse(
             "model.flavor", f"of model {name}: {why}", "megaplan estimate CONFIG.json --gpus 8   # the published model's, on host megarun"
         )
-        config.finish()  # its other keys belong to a model that has no spec
+        config.finish()  # its remaining keys belong to a model that has no spec
     elif (own := fork_flavor(config.name, name, flavor, _tokenizer(config))) is not None:
         return own
     if config.values.get("model.norm_type", RMSNORMS[0]) not in RMSNORMS:

@@ -31,7 +31,7 @@ class ForwardRunner:
         self._stages, self._mesh, self._loss = stages, mesh, batch_loss(spec, mesh)
         self._num_microbatches, self._placement = spec.schedule.microbatches_per_update, placement(spec.schedule.kind)
         self._pp = spec.mesh.pp
-        self._run = [stage for stage in stages if stage.index < spec.mesh.num_slots]  # of two copies of the model the first
+        self._run = [stage for stage in stages if stage.index < spec.mesh.num_slots]  # only the first of two copies of the model
         self._spec, self._dtype = spec, TORCH_DTYPES[spec.precision.params]
 
     @torch.no_grad()
@@ -62,7 +62,7 @@ class ForwardRunner:
             for group in parameter_groups(stage):
                 if group._all_gather_result is not None:
                     group.wait_for_unshard()
-                for parameter in group.fsdp_params:  # the parts that `sharding.reshard_size` keeps for a backward
+                for parameter in group.fsdp_params:  # the shards that `sharding.reshard_size` keeps for the backward
                     parameter._sharded_post_forward_param = parameter._sharded_post_forward_param_data = None
             for module in stage.modules():
                 if isinstance(module, FSDPModule):
@@ -70,7 +70,7 @@ class ForwardRunner:
 
     def _losses(self, batch: Batch) -> Iterator[Tensor]:
         count = self._num_microbatches
-        sent: list[tuple[dist.Work, Tensor]] = []  # keep each tensor until its send completes
+        sent: list[tuple[dist.Work, Tensor]] = []  # keep a reference to each tensor until its send completes
         for index in range(count):
             kept = None
             part = batch.part(index, count)

@@ -113,7 +113,7 @@ class _Modules:
 
 
 def _take_bytes() -> None:
-    """Have FSDP2 take parameters of bytes: torch 2.12 does by itself."""
+    """Make FSDP2 accept parameters of bytes, which torch 2.12 accepts without this."""
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
         vars(_fsdp_param)["nn"] = _Modules()
 

@@ -74,6 +74,6 @@ def in_parameter_dtype(parameter: Tensor) -> Iterator[None]:
 
 
 def _set_gradient(parameter: Tensor, gradient: Tensor, dtype: torch.dtype | None) -> None:
-    parameter.grad = None  # the dtype can only be changed without a gradient
+    parameter.grad = None  # the dtype can be changed only while there is no gradient
     parameter.grad_dtype = dtype
     parameter.grad = gradient

@@ -3,7 +3,8 @@
 The first steps are eager: they compile kernels and create lazily created state. Then two graphs are recorded: of a step's first microbatch,
 whose backward makes the gradients, and of a later one, whose backward adds to them. Both read the batch from their own tensors.
 Gradients stay between steps. With `host.cuda_graphs: step` the update by them is a third graph, recorded in the same step; it reads the
-learning rates and the clip factor from its own tensor, which the host writes after it has read loss and norm and judged the step.
+learning rates and the clip factor from its own tensor, which the host writes after it has read loss and norm and decided whether to apply
+the step.
 
 The graphs share one memory pool: each reuses memory that earlier graphs have freed, and a replay finds every tensor at its recorded
 address. They are replayed in the order in which they were recorded; a step that is skipped leaves out the update.
@@ -58,11 +59,11 @@ class CudaRecorder:
         """See `Recorder`. Before recording, torch's allocator returns memory that eager steps have freed, which the pool then takes."""
         graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         try:
-            # the watchdog of a process group queries events in another thread meanwhile
+            # the watchdog of a process group queries events in another thread during the capture
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 work()
         finally:
-            torch.cuda.set_stream(before)  # a failed capture leaves its own
+            torch.cuda.set_stream(before)  # a failed capture leaves its own error
         return graph.replay
 
     def drop(self) -> None:
@@ -75,7 +76,7 @@ class CudaRecorder:
 
 
 def graphed(runner: Runner, spec: Spec, device: torch.device) -> Runner:
-    """The runner with graphs where the plan has them and the device records them; else the runner itself."""
+    """The runner with graphs, if the plan has them and the device can record them; else the runner itself."""
     if device.type != "cuda" or not isinstance(runner, AccumulatingRunner) or why_eager(spec) or is_compiled(runner.stage):
         return runner
     return GraphedRunner(runner, CudaRecorder(device), whole_step=replays_update(spec))
@@ -129,7 +130,7 @@ class GraphedRunner:
         return self._replayed(batch) if self._replays else self._eager.forward_backward(batch)
 
     def _record(self, batch: Batch) -> None:
-        """Record both graphs, or say in the log why they cannot be."""
+        """Record both graphs, or log the reason why they cannot be recorded."""
         reason = _failure(lambda: self._record_microbatches(batch))
         if reason is None:
             self._say(f"forward and backward of a microbatch are replayed, after {WARM_UP_STEPS} eager steps")
@@ -174,7 +175,7 @@ class GraphedRunner:
         self._say(f"not recorded, so steps stay eager: {reason}")
 
     def _replayed(self, batch: Batch) -> Tensor:
-        """The microbatches, by the graphs; their gradients are parameters' again afterwards, for the optimizer."""
+        """The microbatches, by the graphs; afterwards the parameters have their gradients again, for the optimizer."""
         inputs, total = self._inputs, self._total
         if inputs is None or total is None:
             raise RuntimeError("graphs without inputs")
@@ -236,7 +237,7 @@ def _failure(record: Callable[[], None]) -> str | None:
         record()
     except Exception as failure:
         first: BaseException = failure
-        while first.__context__ is not None:  # the end of a capture fails because of the original error
+        while first.__context__ is not None:  # the capture fails at its end because of the original error
             first = first.__context__
         return f"{type(first).__name__}: {first}".splitlines()[0]
     return None

@@ -1,4 +1,4 @@
-"""Pairs of a forward and a backward whose experts' exchanges lie behind each other's computations (`host.moe_overlap`).
+"""Pairs of a forward and a backward whose exchanges of experts' rows overlap with each other's computations (`host.moe_overlap`).
 
 torch's runtime of pipeline actions runs the two parts of `OVERLAP_F_B` one after the other. Here they take turns at every exchange of rows
 (`megarun.parallel.groups.turns`). Before and after its computation each does the same as torch's runtime for a single action; the messages
@@ -40,7 +40,7 @@ def _let_forwards_in(stage: nn.Module) -> None:
     for module in stage.modules():
         if isinstance(module, FSDPModule):
             state: Any = fully_shard.state(module)  # type: ignore[attr-defined]  # set by torch's `contract`
-            state._modules_to_run_forward = set()  # replaces its hooks' state, which the end of a backward clears
+            state._modules_to_run_forward = set()  # replaces the state of FSDP2's hooks, which the end of a backward clears
             continues = () if module is state._modules[0] else (state, *groups_of(module))
             module.register_forward_pre_hook(partial(_begins, state, continues), prepend=True)
             module.register_forward_hook(partial(_ends, state, groups_of(module)), prepend=True)

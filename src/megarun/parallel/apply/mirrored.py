@@ -1,6 +1,6 @@
 """DualPipe for torch's runtime of pipeline actions, which has the order of one copy of the model only.
 
-Slots of the second copy have stage numbers one higher, so that no stage number is next to one of the other copy: torch hands tensors
+Slots of the second copy have stage numbers one higher, so that no stage number is next to one of the other copy: torch passes tensors
 between neighbours on one rank without a message. Each copy numbers its own microbatches from 0, and each has its own inputs.
 """
 
@@ -24,7 +24,7 @@ from megaplan.schedules import Action, actions, slot_owner
 from megarun.parallel.apply.planned import torch_action
 
 HALVES = "halves"
-"""Keyword of a step: the keyword inputs of the microbatches of either copy."""
+"""Keyword of a step: the keyword inputs of the microbatches of each copy."""
 NOWHERE = -1
 """Rank of the stage number between the two copies."""
 
@@ -57,7 +57,7 @@ class ScheduleDualPipe(_PipelineScheduleRuntime):
         return stage_number(action.slot, self.pp_group_size), action.microbatch % self._n_microbatches
 
     def _split_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Inputs by microbatch; the keyword inputs of either copy as a pair."""
+        """Inputs by microbatch; the keyword inputs of the two copies as a pair."""
         halves = (kwargs or {}).get(HALVES, ({}, {}))
         found, _ = super()._split_inputs(args, {})
         first, second = (super(ScheduleDualPipe, self)._split_inputs((), half)[1] for half in halves)

@@ -1,9 +1,9 @@
 """Kept tensors of layers in host memory between forward and backward (`host.activation_offload`), by emptying their storages.
 
 Tensors that autograd saves in a layer's forward are copied to host memory while the next layer runs forward, and are freed on the device
-when that ends. It comes back while the layer after it runs backward. So in addition to the running layer the device has the saved tensors
-of one layer; the last layer of a stage waits for its copy. Copies run in their own stream. Saved tensors stay the same objects, whose
-storages have no bytes in between, so that values, views and the times at which autograd frees them are those without offload.
+when that ends. They are copied back while the next layer runs backward. So in addition to the running layer the device has the saved
+tensors of one layer; the last layer of a stage waits for its copy. Copies run in their own stream. Saved tensors stay the same objects,
+whose storages have no bytes in between, so that values, views and the times at which autograd frees them are those without offload.
 
 Not copied: parameters, buffers and further arguments of a layer, which others own, and tensors that a stage has received, which stay in its
 buffer. Host memory is taken at the first use, and used again by later microbatches.
@@ -119,7 +119,7 @@ class KeptTensors:
         return tensor.detach()
 
     def leave(self, gathered: Iterable[Tensor]) -> None:
-        """Begin to copy to host memory, except for gathered parameters."""
+        """Begin to copy the tensors to host memory, except for gathered parameters."""
         for each in gathered:
             self._whole.pop(each.untyped_storage()._cdata, None)
         self._memory = self._pool.take(sum(aligned(each.nbytes) for each in self._whole.values()))

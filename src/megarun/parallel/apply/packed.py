@@ -75,7 +75,7 @@ class _Maxima:
     def __init__(self, scaling: str, stage: Stage) -> None:
         self.scaling, self._stage = scaling, weakref.ref(stage)
         self.parameters: list[_PackedParameter] = []
-        self.start = 0  # of their numbers in the stage's buffer
+        self.start = 0  # offset of these numbers in the stage's buffer
 
     @property
     def count(self) -> int:
@@ -91,7 +91,7 @@ class _Maxima:
         stage = self._stage()
         assert stage is not None
         place = stage.packed_maxima[self.start : self.start + self.count]
-        place.copy_(largest.to(self.parameters[0].used))  # rounding keeps the order of numbers
+        place.copy_(largest.to(self.parameters[0].used))  # rounding does not change the order of numbers
         for parameter, found in zip(self.parameters, torch.split(place, [each.num_largest for each in self.parameters]), strict=True):
             parameter.matrix.largest = found
 

@@ -111,7 +111,7 @@ class BatchLoss(nn.Module):
         self._held = None
 
     def held_tensors(self) -> list[Tensor]:
-        """The divisor on the device, if it is there."""
+        """The divisor of the loss, if it is on the device."""
         return [] if self._held is None else [self._held]
 
     def _divided(self, loss: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class PipelineRunner:
 
     def __init__(self, stages: Sequence[Stage], spec: Spec, mesh: RankMesh) -> None:
         self._device, self._modules = mesh.device, stages
-        logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)  # every rank would print its whole order with the one error
+        logging.getLogger(schedules.__name__).setLevel(logging.CRITICAL)  # otherwise every rank prints its whole order after the error
         kind = schedule_class(spec.schedule.kind)
         check_order(kind, mesh.coordinate["pp"], spec)
         several = issubclass(kind, PipelineScheduleMulti)

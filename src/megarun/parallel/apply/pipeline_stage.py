@@ -130,7 +130,7 @@ class SplitStage(FullBackwardStage):
         super().__init__(submodule, stage_index, num_stages, device, dw_builder=self._weights.take, **keywords)
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False) -> None:
-        """B or I of a microbatch; B defers nothing."""
+        """B or I of a microbatch; B defers no weight gradient."""
         with nullcontext() if full_backward else self._weights.deferring():
             super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward)
         self._drop_local(self.args_recv_info, self.stage_index - 1, (bwd_chunk_id,))

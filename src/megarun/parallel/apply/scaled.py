@@ -39,7 +39,7 @@ def scale_products(stage: Stage, spec: Spec, inventory: Inventory) -> None:
     stage.delayed = _delayed_numbers(stage, spec, inventory, recipe, gradient_format) if by == DELAYED else None
     numbers = {} if stage.delayed is None else stage.delayed.of
     if recipe.head and stage.predicts:
-        # as wide as the vocabulary, so its weight gradient does not wait
+        # as wide as the vocabulary, so its weight gradient is not deferred
         stage.head_scaling = Scaling(by, gradient_format, keeps_low=False, may_wait=False, numbers=numbers.get("head.weight"))
     for name, block in stage.layers.items():
         if isinstance(block, GroupedQueryAttention | LatentAttention) and attends_in_eight_bits(
@@ -53,13 +53,13 @@ def scale_products(stage: Stage, spec: Spec, inventory: Inventory) -> None:
             block.experts.gathers, block.experts.scaling = True, BankScaling(by, keeps_copy, tuple(of_bank))
         if isinstance(block, LatentAttention) and block.late is not None and spec.multiplies_in_eight_bits(int(name), "A"):
             own = Scaling(by, gradient_format, keeps_low=False, may_wait=False, numbers=numbers.get(f"layers.{name}.kv_up.weight"))
-            block.kv_up.scaling = own  # type: ignore[assignment]  # which its core reads
+            block.kv_up.scaling = own  # type: ignore[assignment]  # the block's attention core reads it
         for call in layer_calls(spec, inventory, int(name)):
             for weight in call.weights:
                 module = block.get_submodule(weight.removesuffix(".weight"))
                 assert isinstance(module, nn.Linear)
                 scaling = Scaling(by, gradient_format, call.keeps_low, numbers=numbers.get(f"layers.{name}.{weight}"))
-                module.scaling = scaling  # type: ignore[assignment]  # which `project` reads
+                module.scaling = scaling  # type: ignore[assignment]  # `project` reads it
                 module.forward = partial(_forward, module, scaling)  # type: ignore[method-assign]
 
 

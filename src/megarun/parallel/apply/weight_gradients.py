@@ -57,7 +57,7 @@ class WeightGradients:
 
     def add(self, weights: Sequence[Tensor], rows: Tensor, gradients: Sequence[Tensor], fetch: Fetch | None, made: Products) -> None:
         """Defer the products of one input, see `leave_pending`."""
-        # detached: a saved tensor's grad_fn leads to the stage's input, which a V's middle stage would then hold until W
+        # detached: otherwise a saved tensor's grad_fn would keep the stage's input, which a V's middle stage would then hold until W
         self._pending.append(_Pending(weights, rows.detach(), gradients, fetch, made))
 
     def take(self) -> Callable[[], None]:
@@ -68,7 +68,7 @@ class WeightGradients:
     @torch.no_grad()
     def _compute(self, products: deque[_Pending]) -> None:
         while products:
-            weights, rows, gradients, fetch, make = products.popleft()  # each is freed once it is used
+            weights, rows, gradients, fetch, make = products.popleft()  # each tensor is freed after its use
             rows = rows if fetch is None else fetch(rows)
             made = make(rows, gradients)
             for weight in weights:
@@ -129,7 +129,7 @@ class SplitLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """X [..., in], weight [out, in], bias [out] or none -> [..., out]."""
         ctx.save_for_backward(x)
-        ctx.weight = weight  # the parameter itself: recompute would unpack another tensor instead
+        ctx.weight = weight  # save the parameter itself: recompute would unpack another tensor instead
         return linear(x, weight, bias)
 
     @staticmethod
@@ -139,7 +139,7 @@ class SplitLinear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)
         return (
-            _unsafe_view(flat @ ctx.weight, x.shape) if needs_x else None,  # no view: autograd adds another gradient into it in place
+            _unsafe_view(flat @ ctx.weight, x.shape) if needs_x else None,  # not a view: autograd adds another gradient into it in place
             weight_gradient(ctx.weight, x, gradient) if needs_weight else None,
             flat.sum(0) if needs_bias else None,
         )

@@ -4,10 +4,11 @@ With one data rank there is nothing to gather and nothing to reduce. A parameter
 gradients autograd makes in `precision.grads`, is used as it is. Any other parameter is substituted while its module runs: the module has
 another parameter in its place, which shares its storage or is a copy in `precision.params`, and autograd leaves the gradient there.
 
-Groups are those of FSDP2 (`megarun.parallel.apply.fsdp`): a layer's expert bank, a unit of layers, and what is outside of the layers; with
-`sharding.wrap: stage` the stage is one group. A group's copies are filled before its forward and, if `sharding.reshard_after_forward` freed
-them after it, before its backward. When its backward is done, its gradients are cast into the stored parameters' first gradients, all in
-one launch, or added to them; without a pipeline its copies are then freed, with one they stay until the step ends.
+Groups are those of FSDP2 (`megarun.parallel.apply.fsdp`): a layer's expert bank, a unit of layers, and all parameters outside of the
+layers; with `sharding.wrap: stage` the stage is one group. A group's copies are filled before its forward and, if
+`sharding.reshard_after_forward` freed them after it, before its backward. When its backward is done, its gradients are cast into the stored
+parameters' first gradients, all in one launch, or added to them; without a pipeline its copies are then freed, with one they stay until the
+step ends.
 
 Under `sharding.mode: ddp` every data rank has its parameters whole, and the gradients of a group are a bucket: one all-reduce sums them.
 Without a pipeline it starts when the group's backward of the last microbatch is done, during the backward of the groups before it; with
@@ -118,7 +119,7 @@ class Bucket:
 
 
 def started_sum(values: list[Tensor], copies: dist.ProcessGroup) -> dist.Work:
-    """A sum in place over ranks; the device continues meanwhile."""
+    """An asynchronous sum in place over ranks."""
     options = AllreduceCoalescedOptions()
     options.asyncOp = True
     return copies.allreduce_coalesced(values, options)

@@ -135,7 +135,7 @@ class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
         """X [..., in] -> [..., out]."""
-        ctx.weight, ctx.a, ctx.b, ctx.scale = weight, a, b, scale  # the parameters: recompute would unpack other tensors instead
+        ctx.weight, ctx.a, ctx.b, ctx.scale = weight, a, b, scale  # the parameters themselves: recompute would unpack other tensors
         out, narrow = _adapted(x, weight, bias, Adapter(a, b, scale))
         ctx.save_for_backward(x, narrow)
         return out
@@ -160,7 +160,7 @@ class _FrozenColumnParallel(torch.autograd.Function):
         """Local tokens [B, t, in], weights, biases, then A and B of adapted linears -> [B, T, out / tp] each."""
         count = len(scales)
         weights, biases = parameters[:count], parameters[count : 2 * count]
-        ctx.tp, ctx.scales, ctx.weights = tp, scales, weights  # the parameters themselves: recompute would unpack other tensors instead
+        ctx.tp, ctx.scales, ctx.weights = tp, scales, weights  # the parameters themselves: recompute would unpack other tensors
         ctx.adapters = _pairs(scales, parameters[2 * count :])
         gathered = tp.start_gather(x).wait()
         outs, kept = [], []
@@ -178,7 +178,7 @@ class _FrozenColumnParallel(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, and of A and B of adapted linears."""
         tp = ctx.tp
-        own_tokens, *kept = ctx.saved_tensors or (None,)  # named to the end: the gather reads them until it is waited for
+        own_tokens, *kept = ctx.saved_tensors or (None,)  # kept under a name to the end: the gather reads them until it is waited for
         arriving = None if own_tokens is None else tp.start_gather(own_tokens)
         partial = gradients[0] @ matrix(ctx.weights[0], gradients[0].dtype)
         rows = partial.flatten(0, -2)

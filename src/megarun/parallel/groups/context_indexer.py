@@ -2,7 +2,7 @@
 
 Keys, values and the indexer's keys are gathered, and again in backward; the saved tensors are those of a single rank, for local tokens. A
 query selects from all earlier positions, in the order of the sequence, so the selection equals that of one rank. A selection that other
-layers share is of local queries, among the keys of the whole sequence.
+layers share is that of the local queries among the keys of the whole sequence.
 """
 
 from typing import Any, NamedTuple
@@ -112,7 +112,7 @@ class _GatheredChoice(torch.autograd.Function):
         if not sends:
             return made[0]
         ctx.mark_non_differentiable(made[4])
-        ctx.set_materialize_grads(False)  # else autograd would allocate a gradient of the choice
+        ctx.set_materialize_grads(False)  # otherwise autograd would allocate a gradient for the choice
         return made[0], made[4]
 
     @staticmethod

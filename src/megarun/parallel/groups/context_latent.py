@@ -131,7 +131,7 @@ class _LatentAttention(torch.autograd.Function):
             )
             del k, v
         ctx.save_for_backward(q, latent, k_rope, starts, sinks, classes, table, out, lse)
-        ctx.core, ctx.up = core, up  # with the parameters themselves, whose storages FSDP2 gathers again
+        ctx.core, ctx.up = core, up  # save the parameters themselves, whose storages FSDP2 gathers again
         return out
 
     @staticmethod

@@ -57,11 +57,11 @@ class DelayedNumbers:
         self._blocks[block] = slice(start, len(self._limits))
 
     def create(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The two buffers in the initial state: factors of one, and nothing recorded."""
+        """The two buffers in the initial state: factors of 1 and no recorded maxima."""
         count = len(self._limits)
         self.now = torch.ones((DELAYED_NUMBERS, count), device=device)
         self.history = torch.zeros((count, self.recipe.amax_history), device=device)
-        for index, limit in enumerate(self._limits):  # one tensor of all would take memory in addition to the buffers
+        for index, limit in enumerate(self._limits):  # one tensor for all would need memory in addition to the buffers
             self.now[LIMIT, index].fill_(limit)
         self.drop()
         return self.now, self.history
@@ -94,7 +94,7 @@ class OwnNumbers(NamedTuple):
 
 
 def numbers_of(each: Iterable[OwnNumbers | None], *, records: bool) -> list[Tensor]:
-    """The numbers of products that have some, or copies if nothing is to be recorded."""
+    """The delayed-scaling numbers of the products that have any, or copies of them if this pass must not record maxima."""
     found = [own() for own in each if own is not None]
     return found if records else [own.clone() for own in found]
 

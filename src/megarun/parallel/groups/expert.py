@@ -105,7 +105,7 @@ class StatedRouting:
     """Row counts stated by the spec, for fake tensors: this rank is the busiest of its group.
 
     It receives the layer's `moe.routing_skew` times the mean, equally from every rank including itself; the rows that it does not send to
-    itself are spread over the others. As many arrive at every rank of its ETP group.
+    itself are spread over the others. The same number of rows arrives at every rank of its ETP group.
     """
 
     def __init__(self, moe: MixtureOfExperts, num_tokens: int, mesh: ExpertMesh, index: int, variant: float | None = None) -> None:
@@ -143,7 +143,7 @@ class ExpertParallel:
         routing: Source of the splits on the host.
         slices: The ETP group: the ranks with the slices of this rank's experts.
         by_gather: True if every rank gathers all tokens, instead of the rows of its experts.
-        passes_turns: True if the other computation of a pair runs during an exchange, where there is a pair.
+        passes_turns: True if, in a pair, the other computation runs during an exchange.
     """
 
     degree: int
@@ -172,7 +172,7 @@ class ExpertParallel:
         return expert // self.share(num_experts)
 
     def announce(self, counts: Tensor, capacity: int | None = None) -> tuple[Tensor, Splits]:
-        """Exchange row counts with every rank, which all know where experts have a capacity.
+        """Exchange row counts with every rank, which all ranks already know if experts have a capacity.
 
         Args:
             counts: Rows for each expert, int32 [E].
@@ -313,7 +313,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _moved(ep: ExpertParallel, sent: Sequence[int], received: Sequence[int], rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """All-to-alls of these rows; the other computation of a pair runs while they are on their way."""
+    """All-to-alls of these rows; the other computation of a pair runs while they are in transit."""
     if not (ep.passes_turns and takes_turns()):
         return tuple(ep.all_to_all(each, sent, received) for each in rows)
     started = [ep.start_all_to_all(each, sent, received) for each in rows]

@@ -1,6 +1,6 @@
 """The process group and its two meshes, which read the same ranks row-major.
 
-Dense tensors see (pp, dp_replicate, dp_shard, cp, tp), tp fastest; expert banks (pp, dp_replicate, efsdp, ep, etp), etp fastest (R-31). EP
+Dense tensors use (pp, dp_replicate, dp_shard, cp, tp), tp fastest; expert banks (pp, dp_replicate, efsdp, ep, etp), etp fastest (R-31). EP
 adds no ranks: its groups are consecutive ranks of tp, cp and dp_shard, and the remaining ranks of these axes shard the banks.
 """
 

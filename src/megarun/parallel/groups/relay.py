@@ -50,7 +50,7 @@ def relay_state(cp: ContextParallel, places: Sequence[int], first: Sequence[Tens
         step: Function of piece, lane and received state that returns the state to send.
     """
     below, above = cp.index - 1, cp.index + 1
-    turned: dict[int, Tensor] = {}  # on the last rank, from one piece to the other
+    turned: dict[int, Tensor] = {}  # on the last rank, from one piece to the next
     sent: tuple[dist.Work, Tensor] | None = None
     for place, source, target in zip(places, (below, above), (above, below), strict=True):
         for lane, begin in enumerate(first):

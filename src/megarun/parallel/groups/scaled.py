@@ -1,8 +1,8 @@
 """Linears that multiply in eight bits (`precision.recipe`), alone or with the collectives of a TP group.
 
 A call multiplies one input by several weights. A separate autograd node saves what its backward reads before the products run: the input's
-copy for the weight gradients, or the input itself if it is saved anyway. A region that is recomputed stops when the last of its kept
-tensors is there, so the products of a call at its end do not run again. The weights' copies are made for each product.
+copy for the weight gradients, or the input itself if it is saved anyway. The recomputation of a region stops when the last of its saved
+tensors exists, so the products of a call at its end do not run again. The weights' copies are made for each product.
 
 Under TP tokens are gathered in 16 bits, and the rank saves its local tokens' part of the quantised copy, with the scales of all tokens:
 backward gathers the copy. Scales are powers of two, so a rank's scales need no maximum of other ranks (`megakernels.fp8_linears`); under
@@ -72,7 +72,7 @@ class PackedMatrix:
 
 def attach(placeholder: Tensor, packed: PackedMatrix) -> None:
     """Attach a weight's gathered copy to its placeholder."""
-    placeholder.packed_matrix = packed  # type: ignore[attr-defined]  # which `packed_of` reads
+    placeholder.packed_matrix = packed  # type: ignore[attr-defined]  # `packed_of` reads it
 
 
 def packed_of(weight: Tensor | None) -> PackedMatrix | None:
@@ -139,10 +139,10 @@ def scaling_of(module: nn.Module) -> Scaling | None:
 def multiply(
     group: TensorGroup, scalings: Sequence[Scaling], x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """Linears of one input; under TP, column-parallel ones.
+    """Multiply one input by several linears, which are column-parallel under TP.
 
     Args:
-        group: The TP group that gathers the input's tokens; of one rank if they are there.
+        group: The TP group that gathers the input's tokens; a group of one rank if all tokens are already there.
         scalings: Low-precision settings of each product, which differ in their numbers alone.
         x: [B, t, in], 16 bits or fp32.
         weights: [out, in] each, as gathered.
@@ -223,7 +223,7 @@ class _Products(torch.autograd.Function):
         weights, biases = [weight for weight in parameters[:half] if weight is not None], parameters[half:]
         if ctx is not None:
             ctx.kept, ctx.group, ctx.scaling, ctx.numbers, ctx.width = kept, group, scaling, numbers, x.shape[-1]
-            ctx.weights = weights  # the parameters themselves, whose storages FSDP2 gathers again
+            ctx.weights = weights  # save the parameters themselves, whose storages FSDP2 gathers again
             ctx.biased = [bias is not None for bias in biases]
         if multiplied is None:
             multiplied = group.start_gather(x).wait() if group.degree > 1 else x

@@ -1,7 +1,7 @@
 """A bank of experts that multiplies in eight bits (`precision.recipe`).
 
-Tokens of the rank are saved unquantised, as the router does anyway, and quantised again in backward. Of rows that arrived from other
-ranks, which nothing else keeps, the columns that the weight gradients multiply are kept in eight bits.
+Tokens of the rank are saved unquantised, as the router does anyway, and quantised again in backward. No other operation keeps rows that
+arrived from other ranks; for these the column-wise copy that the weight gradients multiply is kept in eight bits.
 """
 
 from typing import Any, NamedTuple

@@ -2,7 +2,7 @@
 
 - Every block, if two ranks each have a copy of its stages (`schedule.kind: dualpipe`).
 - A block on several stages (R-62): on the first and the last stage of the model the embedding of a tied head, and embeddings of the depths
-  of multi-token prediction; on every stage that attends the relation bias.
+  of multi-token prediction; on every stage with attention the relation bias.
 - A replicated tensor under TP (R-16, R-17): norms, routers, MLA's down projections, R's q and k, the embedding and head. Each rank has the
   part of its gradient that comes from its local tokens or heads.
 - Everything except expert banks under CP: each rank has the part that comes from its local tokens.

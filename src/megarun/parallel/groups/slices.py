@@ -31,7 +31,7 @@ def summed_rows(slices: TensorParallel, counts: Sequence[int], rows: Tensor) -> 
 
 
 def sliced_bias(slices: TensorParallel, bias: Tensor | None) -> Tensor | None:
-    """A bias of all slices' sum, which only the first slice adds; every slice sees all rows, so each has its full gradient."""
+    """A bias of the sum over all slices, which only the first slice adds; every slice has all rows, so each computes its full gradient."""
     if slices.degree == 1 or bias is None:
         return bias
     result: Tensor = _FirstSlice.apply(slices.index == 0, bias)  # type: ignore[no-untyped-call]

@@ -212,7 +212,7 @@ class _ColumnParallel(torch.autograd.Function):
         weights, biases = parameters[:count], parameters[count:]
         ctx.save_for_backward(x)
         ctx.tp, ctx.may_wait = tp, may_wait
-        ctx.weights = weights  # the parameters themselves: recompute would unpack other tensors instead
+        ctx.weights = weights  # save the parameters themselves: recompute would unpack other tensors instead
         gathered = tp.start_gather(x).wait()
         return tuple(linear(gathered, weight, bias) for weight, bias in zip(weights, biases, strict=True) if weight is not None)
 

@@ -145,7 +145,7 @@ class _SlicedHeadAndLoss(torch.autograd.Function):
         """Local tokens [B, t, h], local weight [V / tp, h], labels of all tokens [N] -> scalar; `how`: scaling and gradients' format."""
         ctx.tp, ctx.first, ctx.how = tp, tp.index * weight.shape[0], (*how, numbers)
         check_labels(labels, tp.degree * weight.shape[0], IGNORE_INDEX)
-        ctx.weight = weight  # the gathered parameter itself, as of every column-parallel linear
+        ctx.weight = weight  # save the gathered parameter itself, as every column-parallel linear does
         loss, lse = _joined(tp, labels, *linear_slice_statistics(_all_rows(tp, x), weight, labels, ctx.first, how[0], numbers))
         ctx.save_for_backward(x, labels, lse)
         return loss

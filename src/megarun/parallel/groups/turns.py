@@ -1,6 +1,6 @@
 """Two computations of one rank that take turns: while rows of one are in transit, the other computes.
 
-Exactly one of the two runs at any time, and the turn passes only where one waits for an exchange (`hand_over`) or ends. So the order of all
+Exactly one of the two runs at any time, and the turn passes only when one waits for an exchange (`hand_over`) or ends. So the order of all
 operations, of collectives and of allocations follows from the two computations alone, never from the timing of threads.
 """
 
@@ -16,7 +16,7 @@ _running: "list[Turns]" = []
 
 
 def takes_turns() -> bool:
-    """True while a pair runs of which both computations still have something to do."""
+    """True while both computations of a pair are unfinished."""
     return bool(_running) and not any(_running[-1].ended)
 
 

@@ -120,7 +120,7 @@ FSDP = "Megatron-FSDP has other buffers unless it shards all"
         ({"pipeline_model_parallel_size": 2}, "with mesh.pp = 2: it is Megatron-FSDP"),
         ({"outer_dp_sharding_strategy": "optim"}, FSDP),
         ({"megatron_fsdp_version": 2}, FSDP),
-        ({"megatron_fsdp_grad_comm_dtype": "bf16", "fsdp_double_buffer": True}, "Megatron reduces in its buffer's dtype"),
+        ({"megatron_fsdp_grad_comm_dtype": "bf16", "fsdp_double_buffer": True}, "Megatron reduces in the dtype of its gradient buffer"),
         ({"megatron_fsdp_main_params_dtype": "bf16"}, FSDP),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

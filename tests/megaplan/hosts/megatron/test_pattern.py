@@ -124,7 +124,7 @@ WRONG_LAYOUTS = {
     "Etx|L": "'x' at column 3",
     "Et*|L": "'*' at column 3",
     "*2tL": "'*' at column 1",
-    "Et3L": "'3' at column 3 counts nothing",
+    "Et3L": "'3' at column 3 is a number without a token to repeat",
     "Et*9999999L": "more than",
 }
 

@@ -70,7 +70,7 @@ def packing_bytes(rows: int, columns: int, scaling: str, itemsize: int, *, casts
         return (elements * (1 + casts) + 1) * itemsize
     if scaling == DELAYED:
         return elements * itemsize * casts + min(height, slice_rows(rows, columns)) * columns * VALUE_BYTES
-    if scaling == "rows":  # factors of rows or of columns, in fp32 and as they multiply
+    if scaling == "rows":  # scales of rows or of columns, in fp32 and in the layout of the product
         factors = max(height, columns) * (VALUE_BYTES + itemsize * (itemsize != VALUE_BYTES))
         return elements * (1 + casts) * itemsize + factors
     if scaling == "fp8_blockwise":

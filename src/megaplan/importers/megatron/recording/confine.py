@@ -24,7 +24,8 @@ _CAPBSET_DROP, _SET_SECCOMP, _NO_NEW_PRIVS, _FILTER = 24, 22, 38, 2
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _REFUSE, _ALLOW = 0x00050001, 0x7FFF0000  # errno EPERM
 _X32 = 0x40000000
-# sockets; signals to others; truncation by name; modes, owners and attributes, which Landlock does not cover; other processes' memory
+# limits sockets, signals to other processes, truncation by name, the memory of other processes, and modes, owners and attributes, which
+# Landlock does not cover
 _CALLS = {
     "x86_64": (
         0xC000003E,
@@ -78,7 +79,7 @@ def confine(writable: Iterable[str], executable: Iterable[str]) -> None:
         OSError: The kernel refuses a limit.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    for capability in range(64):  # root has none left after exec
+    for capability in range(64):  # root has no capabilities left after exec
         libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
     _checked(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))
     version = _landlock_version()

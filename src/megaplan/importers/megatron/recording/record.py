@@ -128,7 +128,7 @@ def _started(
             cwd=folder,
             env=variables,
             start_new_session=True,
-            preexec_fn=prepare,  # noqa: PLW1509 (a process that only this one can limit, started from one thread)
+            preexec_fn=prepare,  # noqa: PLW1509 (only this process can limit the child, and it is started from one thread)
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,

@@ -143,7 +143,7 @@ def python(words: Sequence[str]) -> int:
             with open(path, encoding="utf-8", errors="replace") as errors:
                 said = errors.read(1 << 16).strip().rpartition("\n")[2][:200]
             write("failed", words, said)
-            return 0 if said.startswith(("ModuleNotFoundError", "ImportError")) else status  # packages are those of the cluster
+            return 0 if said.startswith(("ModuleNotFoundError", "ImportError")) else status  # packages are those installed on the cluster
         return status
     write("launch", words)
     return 0

@@ -251,7 +251,7 @@ class Shell(Programs):
             return True
         fields = [(field, word.line) for word in words[assigned:] for field in self.fields(word)]
         while fields and not UNSET.sub("", fields[0][0]):
-            fields.pop(0)  # a variable that is set nowhere in front of the command
+            fields.pop(0)  # a variable that no command before it sets
         if not fields:
             return None
         status = self._call([text for text, _ in fields], [line for _, line in fields])

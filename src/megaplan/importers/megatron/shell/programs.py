@@ -21,7 +21,7 @@ from megaplan.importers.megatron.unset import UNSET, readable, unset
 MAX_DEPTH, MANY_ARGUMENTS = 24, 8
 
 
-class Left(Exception):  # noqa: N818 (no error: a command that leaves loops, a function or the script)
+class Left(Exception):  # noqa: N818 (not an error: a command that leaves loops, a function or the script)
     """The command `exit`, `return`, `break` or `continue`.
 
     Attributes:
@@ -176,7 +176,7 @@ class Programs(Builtins):
         slurm(fields[1:place], self.variables)  # type: ignore[arg-type]
         if place is not None and (path := self._path(fields[place])) is not None:
             if path in self._submitted:
-                return True  # a job that queues itself again
+                return True  # a job that submits itself again
             self._submitted.add(path)
         wrapped = next((word.partition("=")[2] or fields[at + 1] for at, word in enumerate(fields) if word.split("=")[0] == "--wrap"), None)
         if wrapped is not None:

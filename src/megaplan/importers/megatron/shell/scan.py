@@ -68,7 +68,7 @@ class Scanner:
     def __init__(self, text: str, line: int = 1) -> None:
         self.text, self._at, self._first = text, 0, line
         self._breaks = [match.start() for match in re.finditer("\n", text)]
-        self._jumps: dict[int, int] = {}  # ends of lines, each with the end of the here-documents that follow
+        self._jumps: dict[int, int] = {}  # line ends, each with the end of the here-documents that follow
         self._given: tuple[str, Word] | None = None
         self._written: tuple[str, Word] | None = None
 

@@ -249,7 +249,7 @@ class Words:
             found = self.text(Scanner(operand).operand())
             if sign.endswith("="):
                 self.set(name, found)
-            return found if found or not name.isidentifier() else unset(name)  # empty, and its name is recorded for commands that need it
+            return found if found or not name.isidentifier() else unset(name)  # expands to nothing; commands that need it get its name
         if lacks and sign.endswith("?"):
             self.demanded = [name]
             raise StoppedError
