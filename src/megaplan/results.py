@@ -16,7 +16,7 @@ Row: TypeAlias = dict[str, Any]
 MOST_ROWS, MOST_ACROSS = 24, 8
 """Rows that a table for notebooks shows: below each other, or side by side if they have many cells. The rest is counted."""
 WIDE = 8
-"""From this number of cells on, rows of a table are placed next to each other."""
+"""The smallest number of cells with which rows of a table are placed next to each other."""
 
 
 class Picture(str):

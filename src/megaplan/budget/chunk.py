@@ -205,7 +205,7 @@ class Chunk:
 
     @cached_property
     def ahead(self) -> list[Ahead]:
-        """For each unit, the all-gathers of earlier layers that its backward begins."""
+        """The all-gathers of earlier layers that each unit's backward begins, by unit."""
         if self.policy.prefetch:
             return several_ahead(self.units, self.policy.prefetch, headless=self.head < 0)
         return next_ahead(self.units)

@@ -55,18 +55,14 @@ def search(
     host: Annotated[
         str | None,
         typer.Option(
-            "--host",
-            metavar="NAME",
-            help="Framework to search for: megarun, megatron or torchtitan; -o writes its launch.",
-            autocompletion=completion.hosts,
+            "--host", metavar="NAME", help="megarun, megatron or torchtitan; -o writes its launch.", autocompletion=completion.hosts
         ),
     ] = None,
     fix: Annotated[
         list[str] | None, typer.Option("--fix", metavar="KEY=VALUE", help="Keep one searched value, like mesh.tp=8; repeatable.")
     ] = None,
     vary: Annotated[
-        str,
-        typer.Option("--vary", metavar="WORDS", help="Settings that may differ from the spec: recompute,schedule,batch,precision,kernels."),
+        str, typer.Option("--vary", metavar="WORDS", help="Settings that may change: recompute,schedule,batch,precision,kernels.")
     ] = "recompute,schedule,batch",
     objective: Annotated[SearchObjective, typer.Option("--objective", help="Sort key of the rows.")] = SearchObjective.TIME,
     headroom: Annotated[str, typer.Option("--headroom", metavar="SIZE", help="Memory to keep free on every rank, like 8GiB.")] = "0B",

@@ -131,7 +131,7 @@ def stage_ranks(spec: Spec) -> Ranks:
 
 
 def mirrors_of(spec: Spec) -> Ranks:
-    """The two ranks with the copies of a part of the model, as far apart as the ends of the pipeline."""
+    """The two ranks with the copies of a part of the model, with the distance of the pipeline's ends."""
     return Ranks(2, spec.mesh.world_size // 2)
 
 

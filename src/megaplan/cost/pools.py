@@ -142,5 +142,5 @@ def _running(timers: Sequence[ReplayTimer], specs: Sequence[Spec], own: Sequence
 
 
 def timer_of(spec: Spec, inventory: Inventory) -> ReplayTimer | PooledTimer:
-    """The timer of a spec's steps: if there are several types of devices, each slot has the rates of its own."""
+    """The timer of a spec's steps: if there are several types of devices, each slot has its own rates."""
     return PooledTimer(inventory) if spec.pools else ReplayTimer(inventory, spec)

@@ -70,7 +70,7 @@ def gpt_neo(reader: ConfigReader) -> dict[str, Any]:
 
 
 def rugpt3xl(reader: ConfigReader) -> dict[str, Any]:
-    """rugpt3xl: gpt2 under llama's names of fields, with a head of its own; every second layer reads blocks of keys."""
+    """rugpt3xl: gpt2 under llama's names of fields, with a separate head; every second layer reads blocks of keys."""
     if reader.value("sparse_mode") in ("alternating", "all"):
         reader.warn("sparse_mode", reader.value("sparse_mode"), "layers read blocks of keys in the original; every key is counted")
     reader.skip("sparse_mode", *(f"sparse_{name}" for name in _SPARSE))

@@ -259,7 +259,7 @@ class _TieBreak:
         return tables
 
     def _choices(self, exceeding: int, second: int) -> Sequence[tuple[int, int]]:
-        """For each choice, the number of parts that exceed the second-largest limit, and the limit of the next part."""
+        """The choices: the number of parts that exceed the second-largest limit, and the limit of the next part."""
         if exceeding or second == self._value:
             return ((exceeding, second),)
         return (0, second), (1, self._value)

@@ -226,7 +226,7 @@ class CutSearch:
         return found
 
     def after_part(self, part: int, outside: Pairs, limit: int, wanted: Pairs) -> Pairs:
-        """Of the wanted pairs after a part of a V, those that are reachable from the pairs before it."""
+        """The wanted pairs after a part of a V that are reachable from the pairs before it."""
         before, found, keys = self._before, Pairs(), sorted(wanted)
         for start, stops in outside.items():
             last = bisect_right(before, before[start] + limit - self._cost.smallest)

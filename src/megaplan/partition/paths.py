@@ -110,7 +110,7 @@ def _paths(rank: int, steps: tuple[ScheduleStep, ...], owners: Sequence[int], *,
 
 
 def _partners(steps: Iterable[ScheduleStep]) -> list[int]:
-    """For every computation of an order, the index of the other part of its pair, or −1."""
+    """The index of the other part of its pair, or −1, for every computation of an order."""
     found: list[int] = []
     for step in steps:
         found += [len(found) + 1, len(found)] if len(step.parts) > 1 else [-1]

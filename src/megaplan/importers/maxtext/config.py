@@ -164,12 +164,12 @@ class MaxTextConfig(ProgramConfig):
         """Keys of a model's own file.
 
         Raises:
-            MegaplanError: MP916, the file is no YAML.
+            MegaplanError: MP916, the file is not valid YAML.
         """
         try:
             held = yaml.safe_load(read_text(path))
         except (yaml.YAMLError, RecursionError) as error:
-            said = f"{path}, the file of the model, is no YAML: {str(error).splitlines()[0]}"
+            said = f"{path}, the file of the model, is not valid YAML: {str(error).splitlines()[0]}"
             raise MegaplanError([diagnostic("MP916", said, Location(path))]) from None
         return held if isinstance(held, dict) else {}
 

@@ -209,10 +209,7 @@ def refuse_front_end(text: str, name: str) -> None:
         raise MegaplanError(
             [diagnostic("MP926", f"{name} is of {front.name}", Location(name), (_OWN_COMMANDS[front.name].format(shlex.quote(name)),))]
         )
-    detail = f"{name} belongs to {front.name}, which takes the model from {front.model}"
-    plain = replaced(text, variables(text)) if "recipe" in front.model else ""
-    if (named := _RECIPE.search(plain)) is not None:
-        detail = detail.replace("the recipe", f"the recipe {named[1]}")
+    detail = f"{name} belongs to {front.name}, which takes the model from {_source_of(front, text)}"
     stated_here = _of_policy(text) if front.name == "NeMo-RL" else text
     if lacks := left_out(stated_here, loops=front.name in _LOOPS):
         detail += f"\nits first command plans the training steps of the model alone, without {lacks}"
@@ -222,6 +219,12 @@ def refuse_front_end(text: str, name: str) -> None:
         *(("megaplan import megatron TRAINING.log   # if the log has Megatron's table of arguments",) if front.name in _WITH_TABLE else ()),
     )
     raise MegaplanError([diagnostic("MP926", detail, Location(name, line), hints)])
+
+
+def _source_of(front: _FrontEnd, text: str) -> str:
+    """The source of a front end's model, with the name of the recipe that the text has."""
+    named = _RECIPE.search(replaced(text, variables(text))) if "recipe" in front.model else None
+    return front.model if named is None else front.model.replace("the recipe", f"the recipe {named[1]}")
 
 
 def _of_primus(text: str) -> tuple[str, ...]:

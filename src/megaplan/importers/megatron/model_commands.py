@@ -1,7 +1,5 @@
 """The estimate of a published model on what a launch or configuration of another program states."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -9,6 +7,11 @@ from math import prod
 
 from megaplan.importers.variables import replaced, variables
 
+_MODELS = (
+    *("model", "model_name", "model_name_or_path", "pretrained_model_name_or_path", "base_model"),
+    *("hf_checkpoint", "pretrain", "path", "load"),
+)
+"""Keys that name a model with its owner, the most specific first."""
 _OURS = {
     "tensor_model_parallel_size": "mesh.tp",
     "pipeline_model_parallel_size": "mesh.pp",
@@ -72,36 +75,9 @@ def _stated(text: str) -> dict[str, str]:
 def command(text: str) -> str:
     """The estimate of the text's model on the degrees that it states."""
     given = _stated(text)
-    model = next(
-        (
-            given[key]
-            for key in (
-                "model",
-                "model_name",
-                "model_name_or_path",
-                "pretrained_model_name_or_path",
-                "base_model",
-                "hf_checkpoint",
-                "pretrain",
-                "path",
-                "load",
-            )
-            if "/" in given.get(key, "")
-        ),
-        "MODEL",
-    )
-    processes = next((given[key] for key in _PROCESSES if key in given), "8")
-    nodes = next((given[key] for key in ("actor_num_nodes", "NNODES", "nnodes", "num_nodes") if key in given), "1")
-    gpus = int(processes) * int(nodes) if processes.isdigit() and nodes.isdigit() else 8
-    if given.get("num_processes", "").isdigit():  # Accelerate's of all nodes
-        gpus = int(given["num_processes"])
-    words = ["megaplan", "estimate", model, "--gpus", str(gpus)]
-    lengths = [given.get(key, "") for key in _OF_ROLLOUTS]
-    if all(length.isdigit() for length in lengths):
-        words += ["--seq", str(sum(map(int, lengths)))]
-    for key, option in _SIZES.items():
-        if given.get(key, "").isdigit() and option not in words:
-            words += [option, given[key]]
+    model = next((given[key] for key in _MODELS if "/" in given.get(key, "")), "MODEL")
+    gpus = _gpus(given)
+    words = ["megaplan", "estimate", model, "--gpus", str(gpus), *_lengths(given)]
     sizes = {ours: given[key] for key, ours in reversed(_OURS.items()) if given.get(key, "").isdigit()}
     for ours in dict.fromkeys(_OURS.values()):
         words += ["--set", f"{ours}={sizes[ours]}"] if ours in sizes else []
@@ -110,6 +86,25 @@ def command(text: str) -> str:
     for setting in (*_state(given), *(f"lora.{key}={value}" for key, value in _adapters(given).items())):
         words += ["--set", setting]
     return shlex.join(words)
+
+
+def _gpus(given: Mapping[str, str]) -> int:
+    """The number of GPUs that a text states; 8 if it states none."""
+    if given.get("num_processes", "").isdigit():  # Accelerate's of all nodes
+        return int(given["num_processes"])
+    processes = next((given[key] for key in _PROCESSES if key in given), "8")
+    nodes = next((given[key] for key in ("actor_num_nodes", "NNODES", "nnodes", "num_nodes") if key in given), "1")
+    return int(processes) * int(nodes) if processes.isdigit() and nodes.isdigit() else 8
+
+
+def _lengths(given: Mapping[str, str]) -> list[str]:
+    """Options of the sequence length and of the global batch."""
+    lengths = [given.get(key, "") for key in _OF_ROLLOUTS]
+    words = ["--seq", str(sum(map(int, lengths)))] if all(length.isdigit() for length in lengths) else []
+    for key, option in _SIZES.items():
+        if given.get(key, "").isdigit() and option not in words:
+            words += [option, given[key]]
+    return words
 
 
 def _rows(given: Mapping[str, str], gpus: int) -> int:
@@ -134,7 +129,7 @@ def _state(given: Mapping[str, str]) -> Iterator[str]:
 
 
 def left_out(text: str, *, loops: bool) -> str:
-    """What a text states and the command lacks, as one phrase; empty if there is nothing.
+    """The settings that a text states and the command lacks, as one phrase; empty if there are none.
 
     Args:
         text: A launch or configuration of a front end.

@@ -69,7 +69,7 @@ class JobConfig(ProgramConfig):
             name: Name of the file in diagnostics; one that ends in `.py` is Python.
             function: Configuration of a Python file.
             policy: Policy for keys that the importer does not know.
-            launch: What the launch states.
+            launch: Settings of the launch.
 
         Raises:
             MegaplanError: MP916 if it has another format, or is not a table; MP932 and MP933 of a Python file.

@@ -4,8 +4,7 @@ A launch script is followed without running anything, as one of Megatron-LM is. 
 `--section.key value`, `--section.key=value`, `--section.switch`, `--section.no-switch`, `--job.config_file`, `--module` and `--config`.
 """
 
-from __future__ import annotations
-
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,7 @@ class Job(NamedTuple):
         text: Text of the file.
         name: Name of the file in diagnostics.
         function: Configuration of a Python file; None if the launch names none.
-        launch: What the launch states.
+        launch: Settings of the launch.
         gpus: GPUs that the launch starts; None if it does not say.
     """
 
@@ -77,7 +76,7 @@ def _followed(text: str, name: str, argv: Sequence[str]) -> Given:
     """The launch that a script starts.
 
     Raises:
-        MegaplanError: As `read_script`, with the command for a job file in the place of Megatron's.
+        MegaplanError: The errors of `read_script`; the hint has the command for a job file instead of Megatron's.
     """
     try:
         return read_script(text, name, {}, argv)
@@ -115,7 +114,7 @@ def _job_file(values: Mapping[str, Any], name: str) -> str:
         packages = [
             package / kind for folder in folders_above(here) for package in folder.glob("*titan*") for kind in ("models", "experiments")
         ]
-        found = next((str(file) for each in packages if (file := each / inside).is_file()), None) or file_of(inside, here)
+        found = next((str(file) for each in packages if os.path.isfile(file := each / inside)), None) or file_of(inside, here)
     if found is not None:
         return found
     detail = f"{name} starts no job" if stated is None else f"{name} reads {stated}, which is not here"

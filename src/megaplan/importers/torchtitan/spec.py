@@ -80,7 +80,7 @@ def import_torchtitan(
         model: NAME/FLAVOR of the registry, needed if the file has no section `model`.
         function: Configuration of a Python file that has several.
         policy: Policy for keys that the importer does not know.
-        launch: What the launch of the job states.
+        launch: Settings of the launch of the job.
 
     Raises:
         MegaplanError: Every error found: MP913, MP914, MP916, MP932, MP933, or those of the spec that results.
