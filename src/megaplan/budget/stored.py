@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
 from megaplan.families.registry import FAMILIES
 from megaplan.hosts.megarun.listed import fsdp_order
 from megaplan.hosts.megarun.offload import TensorState, on_host, state_of
 from megaplan.hosts.megarun.sizes import AT_END, Cast, GroupBytes, LastPeak, MatrixScratch, Sizes, last_peak, together
-from megaplan.hosts.megarun.storage import BlockStorage, block_storage
+from megaplan.hosts.megarun.storage import BlockStorage, block_storage, root_casting_bytes
 from megaplan.hosts.megarun.streams import GroupPools, Reserving, group_pools, pools_together
 from megaplan.hosts.megarun.units import Member, unit_group
 from megaplan.inventory.tensors import Inventory, Outside, fsdp_units, has_groups
@@ -270,9 +270,9 @@ class StoredState:
         """Storage of a slot with these blocks; only the blocks in `names` run."""
         _, storages, layers = zip(*blocks, strict=True)
         runs = frozenset(names)
-        copies = [storage.dense for name, storage, _ in blocks if name not in runs]
-        outside = [(fsdp_order(name), storage.both) for name, storage, layer in blocks if not layer and name in runs]
-        root = together([*copies, *[group for _, group in sorted(outside, key=itemgetter(0))]])
+        copies = [(name, storage.dense) for name, storage, _ in blocks if name not in runs]
+        outside = [(name, storage.both) for name, storage, layer in blocks if not layer and name in runs]
+        root = self._root([*copies, *sorted(outside, key=lambda each: fsdp_order(each[0]))])
         units = self._units(slot)
         groups = [together(unit) for unit in units.values()]
         running = [root, *groups, *[group for _, group in outside]]
@@ -307,6 +307,14 @@ class StoredState:
             parameters=_total(storages, "parameters"),
             states=tuple(chain.from_iterable([self._states_of(name) for name, _, _ in blocks])) if self._sizes.offload else (),
         )
+
+    def _root(self, listed: Sequence[tuple[str, GroupBytes]]) -> GroupBytes:
+        """The group of a stage: these blocks outside its layers, and copies, in FSDP2's order."""
+        found = together([group for _, group in listed])
+        if not found.casting_bytes:
+            return found
+        gathered = [self._named[name] for name, group in listed if group.gathered_bytes]
+        return found._replace(casting_bytes=root_casting_bytes(self._sizes, gathered))
 
     def _units(self, slot: Slot) -> dict[tuple[str, ...], tuple[GroupBytes, ...]]:
         """The groups of each unit of a slot: the dense one, then its banks."""

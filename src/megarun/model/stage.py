@@ -287,35 +287,44 @@ class Stage(nn.Module):
         rows = None
         if self.vision is not None and self.projector is not None and patches is not None:
             rows = self.projector(self.vision(patches))
-        x = self.embedding(tokens)
+        x: Tensor = self.embedding(tokens)
         x = x if self.multiplier == 1 else x * self.multiplier
         x = self.embedding.get_submodule("norm")(x) if self.norms_words else x
         if rows is not None and places is not None:
             x = merged(x, rows, places, spare=self.cuts_streams)
             del rows  # in the stream
-        x = self.add_sides(x, tokens, *sides)
+        for side, ids in self.sides_of(tokens, *sides):
+            x = side(x, *ids)
         return x if self.num_streams == 1 else x.repeat(1, 1, self.num_streams)
 
-    def add_sides(self, x: Tensor, tokens: Tensor, before: Tensor | None, structure: Tensor | None, platform: Tensor | None) -> Tensor:
-        """Embedded tokens [B, t, h], their ids, earlier tokens, classes and platforms -> the same with the side embeddings added."""
+    def sides_of(
+        self, tokens: Tensor, before: Tensor | None, structure: Tensor | None, platform: Tensor | None
+    ) -> list[tuple[nn.Module, tuple[Tensor, ...]]]:
+        """The side embeddings that a stage adds to embedded tokens, each with its ids from the batch.
+
+        The caller runs them, so no frame keeps the residual stream before the last of them.
+        """
+        found: list[tuple[nn.Module, tuple[Tensor, ...]]] = []
         if self.ngram is not None:
             if before is None:
                 raise ValueError("the stage has n-grams, but the batch has no earlier tokens; Batches.at should have read them")
-            length = x.shape[1]
-            x = self.ngram(x, tokens[:, self.tp.index * length :][:, :length] if self.slices_words else tokens, before)
+            length = before.shape[-1]
+            found.append((self.ngram, (tokens[:, self.tp.index * length :][:, :length] if self.slices_words else tokens, before)))
         for embedding, ids in ((self.structure, structure), (self.platform, platform)):
             if embedding is not None:
                 if ids is None:
                     raise ValueError(
                         "the stage embeds classes or platforms, but the batch has none; megarun.training.prepare should refuse such a file"
                     )
-                x = embedding(x, ids)
-        return x
+                found.append((embedding, (ids,)))
+        return found
 
     def embed_ahead(self, tokens: Tensor, *, sides: tuple[Tensor | None, ...]) -> Tensor:
         """Embedding of the tokens that a depth reads, [B, t, h]; within the depth, whose storages these are."""
-        x = self.embedding.forward(tokens)
-        return self.add_sides(x, tokens, *sides) if self.adds_sides_ahead else x
+        x: Tensor = self.embedding.forward(tokens)
+        for side, ids in self.sides_of(tokens, *sides) if self.adds_sides_ahead else ():
+            x = side(x, *ids)
+        return x
 
     def predict_further(
         self,

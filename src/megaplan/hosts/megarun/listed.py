@@ -3,7 +3,8 @@
 On a mesh of one rank it fills gathered tensors from casts, and replaces them by the kept part.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from math import prod
 
 from megaplan.families.registry import FAMILIES
@@ -66,26 +67,27 @@ def casting_bytes(sizes: Sizes, *blocks: Block) -> tuple[int, int]:
     compute = sizes.compute(blocks[0].family)
     if sizes.whole_state or all(sizes.stored(group) is compute for group in (MATRIX, FROZEN)) or min(sizes.degrees) > 1:
         return 0, 0
-    tensors = [each for block in blocks for each in _listed(block)]
-    found = []
-    for expert in (False, True):
-        most = filled = before = 0
-        for tensor, whole, family in tensors:
-            if (tensor.owner is EXPERT_PARALLEL) is expert:
-                used = sizes.used(tensor.group, family)
-                size = (whole if sizes.whole else local_part(tensor, sizes)[1]) * used.bytes
-                cast = 0 if sizes.stored(tensor.group) is used else size
-                most = max(most, filled + before + cast, filled + size + cast)
-                filled, before = filled + size, cast
-        found.append(0 if sizes.degrees[expert] > 1 else most - filled)
-    return found[0], found[1]
+    fills = [list(chain.from_iterable(fills_of(sizes, block, expert=expert) for block in blocks)) for expert in (False, True)]
+    return 0 if sizes.degrees[0] > 1 else filling_bytes(fills[0]), 0 if sizes.degrees[1] > 1 else filling_bytes(fills[1])
 
 
-def _listed(block: Block) -> list[tuple[ParamTensor, int, str]]:
-    """A block's tensors in FSDP2's order, with their elements and its family."""
+def fills_of(sizes: Sizes, block: Block, *, expert: bool | None = None) -> Iterator[tuple[int, int]]:
+    """Bytes of a block's gathered tensors and of their casts, in FSDP2's order; by `expert`, of dense or bank tensors alone."""
     key = listed_key(block)
-    tensors = [(tensor, elements, block.family) for tensor, elements in zip(block.tensors, block.sizes, strict=True)]
-    return sorted(tensors, key=lambda each: key(each[0].name))
+    for tensor, elements in sorted(zip(block.tensors, block.sizes, strict=True), key=lambda each: key(each[0].name)):
+        if expert is None or (tensor.owner is EXPERT_PARALLEL) is expert:
+            used = sizes.used(tensor.group, block.family)
+            size = (elements if sizes.whole else local_part(tensor, sizes)[1]) * used.bytes
+            yield size, 0 if sizes.stored(tensor.group) is used else size
+
+
+def filling_bytes(fills: Iterable[tuple[int, int]]) -> int:
+    """Most bytes in addition to the gathered tensors while they are filled in this order, from their bytes and those of their casts."""
+    most = filled = before = 0
+    for size, cast in fills:
+        most = max(most, filled + before + cast, filled + size + cast)
+        filled, before = filled + size, cast
+    return most - filled
 
 
 def cutting_bytes(sizes: Sizes, block: Block, *, packed: bool = False) -> tuple[int, int]:

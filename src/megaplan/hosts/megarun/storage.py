@@ -13,14 +13,15 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py (`_init_sharded_param
 `foreach_reduce`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
 from megaplan.columns import Column
 from megaplan.dtypes import DType
 from megaplan.hosts.allocator import slack_bytes
-from megaplan.hosts.megarun.listed import LAST_OWN, casting_bytes, cutting_bytes, listed_key, local_part
+from megaplan.hosts.megarun.listed import LAST_OWN, casting_bytes, cutting_bytes, filling_bytes, fills_of, listed_key, local_part
 from megaplan.hosts.megarun.packed import packed_block
 from megaplan.hosts.megarun.sizes import NOTHING, Cast, GroupBytes, MatrixScratch, Sizes, Uneven, together
 from megaplan.inventory.tensors import Block, Group, Outside, Owner, ParamTensor, make_block, matrix_round
@@ -102,9 +103,19 @@ def block_storage(sizes: Sizes, block: Block, *, packed: bool = False) -> BlockS
     """Storage of one block on a rank that holds it; `packed` is true if `sizes.packs` covers the tensor."""
     if block.family is Outside.TOWERS:
         return _without_copies(_mixed_storage(sizes._replace(frozen=sizes.frozen or sizes.params, padded=False), block))
-    if block.family in STATED:
-        sizes = sizes._replace(frozen=sizes.frozen or sizes.params)
+    sizes = sizes_of(sizes, block)
     return _trained_storage(sizes, block, packed=packed) if sizes.frozen is None else _mixed_storage(sizes, block)
+
+
+def sizes_of(sizes: Sizes, block: Block) -> Sizes:
+    """The sizes of a block: frozen tensors of an encoder are stored in `precision.params` where all other parameters are trained."""
+    return sizes._replace(frozen=sizes.frozen or sizes.params) if block.family in STATED else sizes
+
+
+def root_casting_bytes(sizes: Sizes, blocks: Iterable[Block]) -> int:
+    """Bytes in addition to the gathered tensors of a stage's group while a one-rank mesh fills them, block by block, from casts."""
+    held = [(sizes_of(sizes, block), packed_block(sizes.packing, block, sizes.tp)) for block in blocks]
+    return filling_bytes(chain.from_iterable(fills_of(*each) for each in held))
 
 
 def _without_copies(storage: BlockStorage) -> BlockStorage:
