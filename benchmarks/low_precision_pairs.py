@@ -100,9 +100,8 @@ of a shard, and its columns, must be a multiple of 32 under mxfp8 and of 16 unde
 rows of
 all its experts, of which each has whole blocks, too. Other weights are gathered as without the key, and so are layers of `first_last_bf16`,
 norms, routers and all other parameters that the recipe does not cover. A larger width or a smaller `dp_shard` can give shards whole blocks.
-`estimate
---explain` lists the weights that are packed and those that are not, with the reason. Weights that no other rank shares are not gathered,
-and nothing changes for them.
+`estimate --explain` lists the weights that are packed and those that are not, with the reason. Weights that no other rank shares are not
+gathered, and nothing changes for them.
 
 With `attention`, under fp8_current, the dot products of the attention core have eight-bit operands in the layers that the recipe covers.
 Queries, keys, values, the output's gradient and the gradient of scores have one scale each, and the softmax weights have a constant factor

@@ -131,8 +131,8 @@ Errors of the rows that are held out: {held}; {num_inside} of {num_held} are in 
 interval of the estimate, which is that of steps without a fitted combination: *uncalibrated*. No constant was changed after these rows were
 seen. Most of them have a row of the same model on another slice among the others; int8 has a share that no row was used for.
 
-**Memory.** No recipe states its memory; all of them ran, so an estimate above the usable memory is a false alarm; there are {over} of
-{sized}.
+**Memory.** No recipe states its memory; all of them ran, so an estimate above the usable memory is a false alarm: {over} of {sized}
+are.
 The fullest is estimated at {fullest:.1f} % of the usable memory, and the median at {share:.0f} %. These runs cannot show by how much an
 estimate may be too low. One rule was derived from these rows: three rows of Gemma 3, none of them held out, were false alarms until a layer
 whose input is saved was modelled as recomputed without its neighbours in the scanned block.

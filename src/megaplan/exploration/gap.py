@@ -22,8 +22,9 @@ def loose_terms(found: Explored) -> str:
     if unproven:
         least = min((each.bound_ns for each in timed), default=best)
         parts.append(
-            f"memory: {plural(len(unproven), 'layout')} with a smaller bound exceed it with all cuts that were tried, but it is not proven "
-            f"of all cuts; first {_named(unproven[0].layout)}{_over(unproven[0])}; without them the gap is {100 * (best / least - 1):.1f} %"
+            f"memory: {plural(len(unproven), 'layout')} with a smaller bound exceed it with all cuts that were tried, but this is not "
+            f"proven for all cuts; first {_named(unproven[0].layout)}{_over(unproven[0])}; "
+            f"without them the gap is {100 * (best / least - 1):.1f} %"
         )
     if timed and timed[0].best is not None:
         share = 100 * (timed[0].best.step_ns / timed[0].bound_ns - 1)

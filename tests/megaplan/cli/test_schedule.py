@@ -44,7 +44,7 @@ def test_the_document_is_the_schedule(megaplan, kind):
 def test_two_copies_are_not_written_for_torch(megaplan):
     ran = megaplan(*words("dualpipe", "--csv"))
     assert (ran.status, ran.out) == (2, "")
-    assert "--csv: torch's schedules hold one copy of the model, but dualpipe two" in ran.err
+    assert "--csv: torch's schedules hold one copy of the model, but dualpipe holds two" in ran.err
 
 
 @pytest.mark.parametrize("kind", ONE_COPY)

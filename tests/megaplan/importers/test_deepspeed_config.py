@@ -37,7 +37,7 @@ def test_a_stage_of_the_json_is_that_of_the_argument(stage: int, sharded: bool) 
     found = imported(zero(stage), "--bf16")
     assert found.loaded.spec.host.distributed_optimizer is sharded
     assert found.loaded.spec == import_megatron(f"{RUN} --bf16 --zero-stage {stage}", "launch.sh").loaded.spec
-    assert ("gradients are sharded there" in warned(found)) is (stage == 2)
+    assert ("gradients are sharded in the original, but counted unsharded" in warned(found)) is (stage == 2)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_offload_of_the_optimizer(more: dict[str, Any]) -> None:
 def test_offload_under_stage_3_is_counted_on_the_device(more: str) -> None:
     found = imported(zero(3, **({} if more else {"offload_optimizer": {"device": "cpu"}})), more)
     assert (found.loaded.spec.sharding.reshard_after_forward, found.loaded.spec.host.optimizer_offload) == (True, None)
-    assert warned(found).count("the optimizer's state is counted on the device") == 1
+    assert warned(found).count("the optimizer's state is in host memory in the original, but is counted on the device") == 1
 
 
 @pytest.mark.parametrize(("updates", "size"), [(1, 16), (2, 8), (None, 1)])
@@ -164,7 +164,7 @@ def test_a_file_next_to_the_launch_is_read(tmp_path: Path) -> None:
 def test_a_json_that_is_not_here_is_a_warning(config: str) -> None:
     found = import_megatron(f"{RUN} --bf16 --zero-stage 1 --deepspeed_config {config}", "launch.sh")
     assert found.loaded.spec.host.distributed_optimizer
-    assert "is not here, or no JSON" in warned(found)
+    assert "does not exist here or is not JSON" in warned(found)
 
 
 def test_without_deepspeed_the_json_is_not_read() -> None:
@@ -198,8 +198,8 @@ def test_a_template_that_sed_fills_is_read(tmp_path: Path) -> None:
     again = text.replace(RUN, f"sed -i 's/: 1/: 0/' ds.json; {RUN} --no-pipeline-parallel")
     assert not import_megatron(again, str(script)).loaded.spec.host.distributed_optimizer
     unknown = text.replace(RUN, f"sed -i 's/: [01]/: 0/' ds.json; {RUN}")
-    assert "is not here, or no JSON" in warned(import_megatron(unknown, str(script)))
-    assert "is not here, or no JSON" in warned(import_megatron(text.replace("s/ZERO/", "s/Z.*O/"), str(script)))
+    assert "does not exist here or is not JSON" in warned(import_megatron(unknown, str(script)))
+    assert "does not exist here or is not JSON" in warned(import_megatron(text.replace("s/ZERO/", "s/Z.*O/"), str(script)))
 
 
 def test_a_path_of_another_machine_is_found_by_its_end(tmp_path: Path) -> None:

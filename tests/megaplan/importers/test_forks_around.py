@@ -207,7 +207,7 @@ def test_nodes_that_the_cluster_alone_knows_are_the_fewest_that_the_degrees_need
     found = import_megatron(text, "x.sh")
     assert found.loaded.spec.mesh.world_size == 8
     assert found.loaded.spec.schedule.num_microbatches == 16
-    assert f"{name}; it is read as 2; --env {name}=… states it" in details(found)
+    assert f"only the cluster sets {name}; it is read as 2; --env {name}=… sets it" in details(found)
     stated = import_megatron(text, "x.sh", environment={name: "6"})
     assert (stated.loaded.spec.mesh.dp_shard, stated.loaded.spec.schedule.num_microbatches) == (3, 16)
 

@@ -118,7 +118,7 @@ def test_degrees_are_those_of_slices(arguments: str, device: str, size: int, deg
         ("model_name=llama3.1-8b mtp_num_layers=1", "MP914", "mtp_num_layers = 1"),
         ("model_name=llama3.1-8b ici_tensor_sequence_parallelism=2", "MP914", "the axis is not priced"),
         ("model_name=llama3.1-8b per_device_batchsize=2", "MP913", "per_device_batchsize = 2"),
-        ("model_name=llama3.1-8b per_device_batch_size=0.3", "MP914", "sequences of a microbatch"),
+        ("model_name=llama3.1-8b per_device_batch_size=0.3", "MP914", "sequences per microbatch on a data rank"),
         ("model_name=llama3.1-8b quantization=int4", "MP916", "quantization"),
         ("model_name=llama3.1-8b opt_type=sgd", "MP916", "adamw or adam_pax"),
         ("per_device_batch_size=2", "MP916", "neither model_name nor a size"),

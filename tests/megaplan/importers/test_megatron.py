@@ -72,7 +72,7 @@ def test_yaml_says_the_same() -> None:
 
 def test_what_is_not_carried_is_told_and_the_gpus_are_stated() -> None:
     found = {item.code: item for item in import_megatron(LAUNCH, "launch.sh").loaded.diagnostics}
-    assert "--moe-router-topk-scaling-factor 2.5: experts are chosen otherwise" in found["MP915"].detail
+    assert "--moe-router-topk-scaling-factor 2.5: experts are chosen by another rule" in found["MP915"].detail
     assert found["MP915"].location.line == 12
     assert "MP917" not in found
     alone = {item.code for item in import_megatron("--num-layers 4 " + GPT, "launch.sh").loaded.diagnostics}

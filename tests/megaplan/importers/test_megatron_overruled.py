@@ -98,7 +98,7 @@ def test_counts_that_do_not_add_up_name_the_argument_and_what_fits(words: str, s
         ),
         (
             "torchrun --nproc-per-node 8 train.py --model_name_or_path ORG/MODEL --tensor-model-parallel-size 2",
-            "MP916 no --num-layers, --hidden-size, --num-attention-heads, --seq-length: the launch of train.py is of another front end than"
+            "MP916 no --num-layers, --hidden-size, --num-attention-heads, --seq-length: the launch of train.py uses another front end than"
             " Megatron-LM's own: its model comes from --model-name-or-path ORG/MODEL",
             "megaplan estimate ORG/MODEL --gpus 8 --set mesh.tp=2",
         ),

@@ -89,7 +89,7 @@ def test_an_optimizer_of_another_name_is_refused() -> None:
 def test_a_mode_in_which_layers_share_experts_is_refused_by_its_name() -> None:
     with pytest.raises(MegaplanError) as caught:
         import_megatron(f"torchrun pretrain_gpt.py {PLAIN} --moe-expert-pool-mode hyper", "launch.sh")
-    assert "unknown, and its name says that it decides the size of a tensor" in caught.value.diagnostics[0].detail
+    assert "unknown, and its name suggests that it decides the size of a tensor" in caught.value.diagnostics[0].detail
     import_megatron(f"torchrun pretrain_gpt.py {PLAIN} --share-mode none", "launch.sh")
 
 

@@ -231,7 +231,7 @@ def test_results_that_say_nothing_are_refused(one_run, changes, words):
 def test_results_without_their_versions_are_refused(one_run, tmp_path):
     specs, lines = one_run()
     Path(lines).write_text(Path(lines).read_text().replace('"triton"', '"other"'))
-    with pytest.raises(MegaplanError, match="does not say triton"):
+    with pytest.raises(MegaplanError, match="does not state triton"):
         measured_constants(specs, lines)
     Path(lines).write_text("no json")
     with pytest.raises(MegaplanError, match="is neither JSON nor JSON lines"):

@@ -115,9 +115,12 @@ FSDP = "Megatron-FSDP has other buffers unless it shards all"
     ("changes", "why"),
     [
         ({"data_parallel_sharding_strategy": "optim"}, FSDP),
-        ({"num_experts": 8, "moe_ffn_hidden_size": 1024, "overlap_moe_expert_parallel_comm": True}, "with host.moe_overlap = true: it is"),
-        ({"fp8_format": "e4m3"}, "with precision.recipe = {name: fp8_delayed, param_gather: false}: it is Megatron-FSDP"),
-        ({"pipeline_model_parallel_size": 2}, "with mesh.pp = 2: it is Megatron-FSDP"),
+        (
+            {"num_experts": 8, "moe_ffn_hidden_size": 1024, "overlap_moe_expert_parallel_comm": True},
+            "with host.moe_overlap = true: it selects Megatron-FSDP",
+        ),
+        ({"fp8_format": "e4m3"}, "with precision.recipe = {name: fp8_delayed, param_gather: false}: it selects Megatron-FSDP"),
+        ({"pipeline_model_parallel_size": 2}, "with mesh.pp = 2: it selects Megatron-FSDP"),
         ({"outer_dp_sharding_strategy": "optim"}, FSDP),
         ({"megatron_fsdp_version": 2}, FSDP),
         ({"megatron_fsdp_grad_comm_dtype": "bf16", "fsdp_double_buffer": True}, "Megatron reduces in the dtype of its gradient buffer"),

@@ -114,7 +114,7 @@ def test_a_launch_says_which_layers_choose(overrides: tuple[str, ...]) -> None:
     ("overrides", "said"),
     [
         (SHARED, "which are not the first attention layers and every n-th"),
-        ((*SPARSE, "model.attention.kv_lora_rank=256"), "kernels have 512"),
+        ((*SPARSE, "model.attention.kv_lora_rank=256"), "but the kernels support only 512"),
         ((*SPARSE, "model.attention.num_heads=24"), "12 heads on a rank"),
         ((*SPARSE, "host.recompute_modules=[core_attn]"), "core_attn that are recomputed"),
         ((*SPARSE, "precision.recipe.name=mxfp8"), "precision.recipe"),
